@@ -24,6 +24,7 @@ from adjoint.tracebacks import door, hide
 __all__ = [
     "FUNCTIONS",
     "KEYWORDS",
+    "OBSERVED",
     "Hinted",
     "HintedBase",
     "add_hints",
@@ -34,10 +35,16 @@ __all__ = [
 ]
 
 _RENAMED = frozenset(KEYWORDS.values())
+# Modules whose objects hold functions and settings of the user: ``ad.compile`` observes their code like the
+# user's, so it must not be behind a wrapper
+OBSERVED = frozenset(
+    ("adjoint.extend", "adjoint.optim.plateau", "adjoint.optim.schedules", "adjoint.train.compiled",
+     "adjoint.train.compose", "adjoint.train.weighing")
+)  # fmt: skip
 _SPECIAL = frozenset(
     f"__{name}__"
     for name in """
-        array bool call ceil complex contains deepcopy divmod dlpack float floor format getitem index int iter
+        array bool ceil complex contains deepcopy divmod dlpack float floor format getitem index int iter
         len rdivmod round setitem trunc
         """.split()
 )  # methods without public names that are wrapped
@@ -96,7 +103,8 @@ def _is_wrapped(function: FunctionType) -> bool:
     code = function.__code__
     takes_arguments = code.co_argcount or code.co_kwonlyargcount or code.co_flags & inspect.CO_VARARGS
     shows_frames = "hide" not in code.co_names and function.__module__.startswith("adjoint.")
-    return bool(takes_arguments and shows_frames) or _is_renamed(function)
+    observed = function.__module__ in OBSERVED
+    return bool(takes_arguments and shows_frames and not observed) or _is_renamed(function)
 
 
 def _is_renamed(function: FunctionType) -> bool:

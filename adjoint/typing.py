@@ -17,13 +17,17 @@ from numpy.typing import DTypeLike
 
 from adjoint.core.tensor import Tensor
 
-__all__ = ["Array", "ArrayLike", "Axis", "DTypeLike", "Key", "Lengths", "Tree"]
+__all__ = ["Array", "ArrayLike", "Axis", "DTypeLike", "Key", "Lengths", "Mixed", "Plain", "Tree"]
 __dir__ = sorted(__all__).copy
 
 # A NumPy array
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 # An argument of ad.asarray: a tensor, an array, a number, or nested sequences of them
 ArrayLike: TypeAlias = Tensor | _NumPyArrayLike | Sequence[Any]
+# What is not a tensor and contains none: an array, a number, or nested sequences of them
+Plain: TypeAlias = "Array | np.generic | complex | Sequence[Plain]"
+# A tensor, or what may contain one
+Mixed: TypeAlias = "Tensor | Plain | Sequence[Mixed]"
 # One axis, several axes, or None for all
 Axis: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
 # One length for all axes, or one per axis: a shape, a kernel, a stride

@@ -32,7 +32,7 @@ ALLOWED = {
     "distributed": {"errors", "hints"},
     "accumulate": {"errors", "config", "tree", "core", "ops", "engine", "grads", "distributed"},
 }
-ALLOWED["compiler"] = {*ALLOWED["transforms"], "transforms"}
+ALLOWED["compiler"] = {*ALLOWED["transforms"], "hints", "transforms"}
 UPPER = (
     "nn",
     "optim",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import adjoint as ad
@@ -102,6 +104,45 @@ EXPRESSIONS |= {
     "step.stats()": "dict[str, Any]",
     "Stepper().step(x)": "float",
 }
+# The drop-in namespaces: arrays for arrays, tensors for tensors
+EXPRESSIONS |= {
+    "anp.sin(ones)": ARRAY,
+    "anp.sin(x)": "Tensor",
+    "anp.sin(1.0)": "Any",
+    "anp.add(ones, 1.0)": ARRAY,
+    "anp.add(1.0, x)": "Tensor",
+    "anp.add(ones, x)": "Tensor",
+    "anp.maximum.accumulate(x)": "Tensor",
+    "anp.sum(ones)": "Any",  # a number or an array, as NumPy's
+    "anp.sum(x, axis=0)": "Tensor",
+    "anp.mean([x, x])": "Tensor",
+    "anp.array([1.0, 2.0])": ARRAY,
+    "anp.array([x[0], 1.0])": "Tensor",
+    "anp.concatenate([ones, ones])": ARRAY,
+    "anp.concatenate((x, ones))": "Tensor",
+    "anp.stack({'w': x}.values())": "Tensor",
+    "anp.where(x > 0, x, 0.0)": "Tensor",
+    "anp.where(ones > 0, ones, 0.0)": ARRAY,
+    "anp.einsum('ij,j', x, ones)": "Tensor",
+    "anp.reshape(ones, (1, 2))": ARRAY,
+    "anp.clip(x, 0.0, None)": "Tensor",
+    "anp.zeros(3).shape": "tuple[int]",
+    "anp.ndim(x)": "int",
+    "anp.pi": "float",
+    "anp.linalg.solve(ones, ones)": ARRAY,
+    "anp.linalg.solve(ones, x)": "Tensor",
+    "anp.linalg.svd(x).S": "Tensor",
+    "anp.linalg.svd(ones).S": ARRAY,
+    "anp.fft.fft(x)": "Tensor",
+    "special.gammaln(ones)": ARRAY,
+    "special.gammaln(x)": "Tensor",
+    "special.logsumexp(x, axis=0)": "Tensor",
+    "linalg.expm(ones)": ARRAY,
+    "linalg.expm(x)": "Tensor",
+    "stats.norm.logpdf(x, 0.0, 1.0)": "Tensor",
+    "stats.norm.logpdf(ones, 0.0, 1.0)": ARRAY,
+    "stats.norm.logpdf(ones, x)": "Tensor",
+}
 ERRORS = ["ad.exq", "ad.nn.Lineer", "F.rellu", "ad.interop.torch", "ad.sum(x, dim=1)", "Net()(x, 1)", "x.exq"]
 ERRORS += [
     "ad.grad(loss)(x)",
@@ -117,13 +158,16 @@ ERRORS += [
     "step(3)",
 ]
 ERRORS += ["Stepper().step(x, x)", "ad.grad(3)", "ad.grad(pair, has_aux=True)(ones)"]
+ERRORS += ["anp.sinn(x)", "anp.sin()", "anp.linalg.solve(x)", "anp.reshape(x, (2,), oder='C')"]
 ERRORS += ["x + None", "ad.sum(x, axis=1.5)", "ad.mean(object())", "x.at[0].set(None)", "x[1.5]"]
 
 SCRIPT = """
 import numpy as np
 import adjoint as ad
 import adjoint.nn.functional as F
+import adjoint.numpy as anp
 from adjoint import nn
+from adjoint.scipy import linalg, special, stats
 from adjoint.typing import Array, ArrayLike, Axis
 
 def apply(x: ArrayLike, axis: Axis) -> ad.Tensor:
@@ -213,3 +257,30 @@ def test_types_in_the_script_of_a_user(checker, tmp_path):
 def test_the_declared_updates_are_those_of_the_class():
     declared = {name for name in vars(methods.Updates) if not name.startswith("_")}
     assert declared == {name for name in dir(ad.ones(2).at) if not name.startswith("_")}
+
+
+STUBS = {str(p.relative_to(ROOT)): p for p in ROOT.glob("adjoint/*py/**/*.pyi")}
+
+
+@pytest.mark.parametrize("name", STUBS)
+def test_stubs_define_the_names_of_their_modules(name):
+    text = STUBS[name].read_text()
+    module = importlib.import_module(name.removesuffix(".pyi").removesuffix("/__init__").replace("/", "."))
+    body = ast.parse(text).body
+    defined = {
+        a.asname or a.name
+        for node in body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for a in node.names
+    }
+    defined |= {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    defined |= {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+    if text.startswith(f"# Written by tools/stubs/generate.py with NumPy {np.__version__[:3]}\n"):
+        assert set(module.__all__) <= defined, "run tools/stubs/generate.py"
+
+
+def test_every_module_of_the_drop_in_namespaces_has_a_stub():
+    assert {"adjoint/numpy/__init__.pyi", "adjoint/numpy/linalg.pyi", "adjoint/scipy/special.pyi"} <= set(
+        STUBS
+    )
+    assert len(STUBS) == 15

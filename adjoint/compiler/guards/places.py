@@ -10,16 +10,12 @@ from typing import Any
 
 from adjoint.compiler.guards.values import home
 from adjoint.core.user_code import LIBRARIES
+from adjoint.hints import OBSERVED
 
 __all__ = ["is_foreign", "is_own", "is_own_class", "library_of", "own_function"]
 
 # modules of the standard library whose code is observed, because it calls the user's functions
 _OBSERVED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
-# modules of adjoint whose objects hold functions and settings of the user: they are observed like user code
-_OWN_MODULES = frozenset(
-    ("adjoint.extend", "adjoint.optim.plateau", "adjoint.optim.schedules", "adjoint.train.compiled",
-     "adjoint.train.compose", "adjoint.train.weighing")
-)  # fmt: skip
 _STANDARD = frozenset(sys.stdlib_module_names) - _OBSERVED - {"__main__"}
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -27,7 +23,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 def is_own(f: Any) -> bool:
     """Return whether the code of a function is observed."""
     name = f.__globals__.get("__name__") or ""
-    if name in _OWN_MODULES or name.startswith("adjoint.cli"):
+    if name in OBSERVED or name.startswith("adjoint.cli"):
         return True
     top = name.partition(".")[0]
     if top in LIBRARIES or top in _STANDARD:
@@ -43,7 +39,7 @@ def library_of(value: Any) -> str:
 
 def is_own_class(cls: type) -> bool:
     """Return whether a class is not part of a library or of the standard library."""
-    if getattr(cls, "__module__", None) in _OWN_MODULES:
+    if getattr(cls, "__module__", None) in OBSERVED:
         return True
     top = home(cls)
     return (top not in LIBRARIES and top not in sys.stdlib_module_names) or top == "__main__"
