@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from adjoint.accumulate.sums import GradientBuffer
     from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
     from adjoint.compiler.api.compile import compile
+    from adjoint.exports.api import export
     from adjoint.grads.clip import (
         clip_grad_adaptive,
         clip_grad_norm,
@@ -149,7 +150,7 @@ __all__ = [
     "numpy", "scipy", "jacfwd", "jacobian", "jacrev", "jvp", "linearize", "load", "map", "no_grad", "random",
     "optim", "root", "save", "saved_tensors_hooks", "scan", "set_default_dtype", "set_grad_enabled",
     "sparse_gradient", "sparsity", "special", "stop_gradient", "straight_through", "tensor", "testing",
-    "distributed", "train", "tree", "value_and_grad", "vjp", "compile", "vmap", "while_loop",
+    "distributed", "train", "tree", "value_and_grad", "vjp", "compile", "export", "vmap", "while_loop",
     *array_api.__all__, *arrange.__all__, *compare.__all__, *complex_parts.__all__, *conditions.__all__,
     *contraction.__all__, *create.__all__, *diagonals.__all__, *distances.__all__, *distinct.__all__,
     *elementwise.__all__, *extremes.__all__, *fused.__all__, *grids.__all__, *grouped.__all__,
@@ -174,6 +175,7 @@ for _module, _names in {
     "accumulate.sums": "GradientBuffer",
     "accumulate.window": "AccumulationConfig AccumulationEvent AccumulationStats",
     "compiler.api.compile": "compile",
+    "exports.api": "export",
     "grads.clip": "clip_grad_adaptive clip_grad_norm clip_grad_norm_by_group clip_grad_value",
     "grads.scaler": "GradScaler",
     "interop.limits": "finfo iinfo",

@@ -32,6 +32,7 @@
     ├── StallError            (TimeoutError)  a rank of a distributed program does not answer
     ├── UnknownNameError      (KeyError)      a name that is not registered
     ├── FileError             (ValueError)    a file with unexpected content
+    ├── ExportError           (ValueError)    a function that cannot be a library without Python
     └── MissingExtraError     (ImportError)   an optional library is not installed
 
 Every class is also a subclass of the usual built-in exception, so ``except ValueError`` works.
@@ -46,11 +47,11 @@ import numpy as np
 
 __all__ = [
     "AbsentImportError", "AbsentNameError", "AccumulationError", "AdjointError", "AnomalyError",
-    "ArgumentError", "AxisError", "ConvergenceError", "DTypeError", "FileError", "GradcheckError",
-    "GraphReleasedError", "HookError", "InPlaceError", "IndexingError", "InputError", "LinAlgError",
-    "LostHistoryError", "MissingExtraError", "MissingGradientError", "ModifiedError", "NoGradientError",
-    "NonFiniteError", "NotSavedError", "RankError", "RuleError", "ShapeError", "SharingError", "StallError",
-    "TapeError", "TransformError", "UnknownNameError", "WorkerError",
+    "ArgumentError", "AxisError", "ConvergenceError", "DTypeError", "ExportError", "FileError",
+    "GradcheckError", "GraphReleasedError", "HookError", "InPlaceError", "IndexingError", "InputError",
+    "LinAlgError", "LostHistoryError", "MissingExtraError", "MissingGradientError", "ModifiedError",
+    "NoGradientError", "NonFiniteError", "NotSavedError", "RankError", "RuleError", "ShapeError",
+    "SharingError", "StallError", "TapeError", "TransformError", "UnknownNameError", "WorkerError",
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
 
@@ -308,6 +309,14 @@ class FileError(AdjointError, ValueError):
     """A file is damaged, has the wrong format, or does not have the expected names, shapes and dtypes.
 
     Fix: check the path, and that the file was saved from the same model or objects.
+    """
+
+
+class ExportError(AdjointError, ValueError):
+    """A function cannot be exported, a linker fails, or an exported library returns an error.
+
+    Cause: parts that run in Python, such as calls of NumPy; wrong sizes; a state of another program.
+    Fix: the message names the ops and lines, or what is wrong with the arguments.
     """
 
 

@@ -64,14 +64,15 @@ def refuse_tracing(what: str, cure: str, done: str = "used") -> None:
         raise refusal(TransformError(located(text)))
 
 
-def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any) -> Any:
+def made_by_host(make: Callable[[], Any], shape: tuple[int, ...], dtype: Any, form: Any = None) -> Any:
     """Return ``make()``, an array that no op computes, such as random numbers.
 
     Inside ``ad.compile``, return a symbol instead; the compiled function calls ``make`` at each call, in the
-    same order.
+    same order.  ``form`` describes the draw for code without Python: a tuple of its kind, the generator and
+    the options, as in ``exports.draws``.
     """
     trace = tracing.get()
-    return make() if trace is None else trace.draw(make, shape, dtype)
+    return make() if trace is None else trace.draw(make, shape, dtype, form)
 
 
 def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
@@ -158,6 +159,7 @@ class Unknown(Lifted):
     __slots__ = ()
     weak = False
     kind: Any = None
+    alone = False  # whether the program runs without Python, so that conditions of Python are to be avoided
 
     if TYPE_CHECKING:
 
@@ -166,7 +168,7 @@ class Unknown(Lifted):
             """Return ``function(array)`` for the array that this value has in the current call."""
 
         @abstractmethod
-        def check(self, function: Callable[[Any], None], wrong: Callable[..., Any] | None = None) -> None:
+        def check(self, function: Callable[[Any], Any], wrong: Callable[..., Any] | None = None) -> None:
             """Make the compiled function call ``function`` with the array at each call."""
 
         @abstractmethod

@@ -14,12 +14,15 @@ from adjoint.core.tensor import Tensor, Traced, note_reading
 __all__ = ["decide", "has_history", "number_of", "tracked", "unknown", "varies", "verify"]
 
 
-def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
+def decide(
+    function: Callable[[ndarray[Any, Any]], Any], t: Tensor, without: Callable[[Unknown], None] | None = None
+) -> Any:
     """Return ``function(values)`` for the values of a tensor; None if they are not available (``vmap``).
 
     The result is for a Python condition.  A compiled function calls ``function`` again before each call, and
     is traced again if the result has changed.  Inside the body of a loop, ``function`` gets the values of all
-    steps stacked along the first axis.
+    steps stacked along the first axis.  A caller that needs no result passes ``without``: in programs
+    that run without Python, ``without(value)`` may add checks, and the result is None.
     """
     if special.count:
         note_reading(t)
@@ -29,7 +32,12 @@ def decide(function: Callable[[ndarray[Any, Any]], Any], t: Tensor) -> Any:
     known = data.numbers()
     if known is not None:
         return function(known)
-    return data.decide(function) if isinstance(data, Unknown) else None
+    if not isinstance(data, Unknown):
+        return None
+    if without is not None and data.alone:
+        without(data)
+        return None
+    return data.decide(function)
 
 
 def verify(

@@ -96,7 +96,12 @@ def classes(
             raise IndexingError(f"{op}: {words[0]} {a[bad][0]} is out of range 0 … {count - 1}.")
         return True
 
-    if decide(may_ignore, i) is False or ignored is None:  # decide returns None inside a transform
+    def wrong(xp: Any, a: Any) -> Any:
+        bad = xp.logical_or(xp.less(a, 0), xp.greater_equal(a, count))
+        return bad if ignored is None else xp.logical_and(bad, xp.not_equal(a, ignored))
+
+    # decide returns None inside a transform, and in programs without Python
+    if decide(may_ignore, i, lambda x: x.check(may_ignore, wrong)) is False or ignored is None:
         return i, None
     keep = rec.not_equal(i, ignored)
     return rec.where(keep, i, 0), keep

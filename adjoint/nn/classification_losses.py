@@ -147,8 +147,8 @@ def _weighted(
     divisor = sum_all(widened(rec, row))
     # whether the total weight is above 0; its value is needed only if the reduction is recorded
     traced = tracing.get() is not None
-    total = decide(float if is_noting() and not traced else bool, divisor)
-    if total is None:  # inside vmap there is no single value
+    total = decide(float if is_noting() and not traced else bool, divisor, lambda x: None)
+    if total is None:  # inside vmap there is no single value, and programs without Python have no branches
         return mean_over(loss, divisor)
     mean = mean_over(loss, divisor) if total else sum_all(loss) * math.nan  # the mean of no rows
     whole: Any = divisor.detach() if traced and total else total

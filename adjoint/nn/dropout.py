@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.config import get_default_dtype
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.lifted import made_by_host
 from adjoint.core.shapes import number, number_between
@@ -78,7 +79,8 @@ def _dropped(
     if not training or p == 0:
         return x
     shape, dtype = x.shape[: x.ndim - space] + (1,) * space, x.dtype
-    mask = made_by_host(lambda: _keep_mask(op, shape, dtype, p, rng), shape, dtype)
+    form = "mask", rng, np.float32 if get_default_dtype().itemsize < 8 else np.float64, p
+    mask = made_by_host(lambda: _keep_mask(op, shape, dtype, p, rng), shape, dtype, form)
     return x * wrap(mask)
 
 

@@ -109,7 +109,7 @@ class Noise:
 
         return (
             target,
-            wrap(made_by_host(draw, shape, drawn)),
+            wrap(made_by_host(draw, shape, drawn, (kind, self, drawn))),
             *(
                 rec.astype(t, dtype=np.dtype(drawn)) if isinstance(t, Tensor) and t.dtype != drawn else t
                 for t in values

@@ -48,6 +48,7 @@ UPPER = (
     "scipy",
     "sklearn",
     "sparsity",
+    "exports",
 )
 for _room in UPPER:
     ALLOWED[_room] = {

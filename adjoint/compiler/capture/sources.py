@@ -100,12 +100,16 @@ class Sources:
         self.program.sources.append(kind(value, owner))
         return value
 
-    def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any) -> Symbolic:
-        """Return the symbol of a random array, which ``make`` returns before each call."""
+    def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any, form: Any = None) -> Symbolic:
+        """Return the symbol of a random array, which ``make`` returns before each call.
+
+        ``form`` is as in ``core.lifted.made_by_host``.
+        """
         if self.again is not None:  # a checkpoint runs its function again
             value = next(self.again)
         else:
             value = self.source(DrawSource, shape, dtype, make)
+            cast("DrawSource", self.program.sources[-1]).form = form
         self.drawn.append(value)
         return value
 

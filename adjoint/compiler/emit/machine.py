@@ -23,7 +23,8 @@ from adjoint.context import cpu_level
 from adjoint.errors import ArgumentError, MissingExtraError
 
 __all__ = [
-    "LEVELS", "Machine", "architecture", "available", "binding", "has_llvm", "levels", "machine", "using"
+    "LEVELS", "Machine", "architecture", "available", "binding", "described", "has_llvm", "levels", "machine",
+    "using",
 ]  # fmt: skip
 
 
@@ -131,6 +132,11 @@ def _machine(name: str) -> Machine:
     features += [f"-{feature}" for feature in level.without if feature in has]
     cores = 1 if name == "portable" else _cores()
     return Machine(name, *level[3:], binding().get_host_cpu_name(), ",".join(features), cores)
+
+
+def described(name: str) -> Machine:
+    """Return the description of any processor with the level ``name``, for code that runs elsewhere."""
+    return Machine(name, *LEVELS[name][3:], "", "", 1)
 
 
 def _cores() -> int:

@@ -34,7 +34,7 @@ from adjoint.compiler.schedule.kernel import Address, Kernel
 from adjoint.compiler.schedule.rows import update_rows
 from adjoint.config import held_across_fork
 
-__all__ = ["Native", "build", "contiguous"]
+__all__ = ["Native", "build", "contiguous", "cuts_of"]
 
 CHUNK = 200_000.0  # simple operations per chunk of a loop
 HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
@@ -91,7 +91,7 @@ class Schedule(Plan):
         self.cuts = []
         self.functions = units.functions([kernel.text for _, kernel in self.kernels])
         for (_, kernel), function, slots in zip(self.kernels, self.functions, self.slots, strict=True):
-            self.cuts.append(_cuts(kernel, self.threads))
+            self.cuts.append(cuts_of(kernel, self.threads))
             rows.append((function, at, self.cuts[-1]))
             at += 8 * len(slots)
         self.records = pool.records(rows, self.runs)
@@ -349,7 +349,7 @@ def _runner() -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(pool.addresses()["run"])
 
 
-def _cuts(kernel: Kernel, threads: int) -> list[int]:
+def cuts_of(kernel: Kernel, threads: int) -> list[int]:
     """Return the bounds of the chunks into which a kernel's outermost loop is divided for threads."""
     pieces = kernel.length // kernel.unit
     count = min(pieces, int(kernel.cost / CHUNK), 64) if threads > 1 else 1

@@ -11,7 +11,7 @@ import numpy as np
 
 from adjoint.compiler.build.texts import Texts
 from adjoint.compiler.emit.loop import loop_kernel
-from adjoint.compiler.emit.machine import machine
+from adjoint.compiler.emit.machine import Machine, machine
 from adjoint.compiler.emit.matrix import matrix_kernel
 from adjoint.compiler.emit.move import place_kernels, scatter_kernels
 from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
@@ -37,10 +37,14 @@ class Plan(Groups):
         self, graph: Dataflow, outputs: Sequence[View],
         apart: bool = False, flush: bool = False, replacing: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
-        self.machine = machine()._replace(flush=flush)
+        self.machine = self._here(flush)
         self.threads = min(self.machine.cores, 8)
         self.steps: list[Primitive | tuple[int, int]] = []  # each is a NumPy call, or a range of records
         super().__init__(graph, outputs, apart, replacing)
+
+    def _here(self, flush: bool) -> Machine:
+        """Return the processor that kernels are generated for."""
+        return machine()._replace(flush=flush)
 
     def _make_kernels(self, first: int, apart: bool) -> None:
         """Make the kernels of all groups, and divide them into ranges between the NumPy calls.

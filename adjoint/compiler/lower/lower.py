@@ -22,7 +22,7 @@ class Lowered:
     """A program as a graph of primitives.
 
     ``outputs`` are the views of its outputs.  ``reasons`` says, by the id of a node that calls NumPy, why the
-    op is not native.
+    op is not native.  ``checked`` has the instruction of each check of the graph.
     """
 
     def __init__(self, program: Program, sizes: Target = CPU) -> None:
@@ -30,6 +30,7 @@ class Lowered:
         self.xp = Primitives(self.graph)
         self.known: dict[int, View] = {}  # by the id of the value of the program
         self.reasons: dict[int, str] = {}
+        self.checked: list[Instruction] = []
         for k, s in enumerate(program.sources):
             self._source(k, s)
         for i in program.live():
@@ -73,6 +74,7 @@ class Lowered:
             outs = self.graph.call(i, args, specs)
             call = outs[0].node.args[0].node if outs else self.graph.nodes[-1]
             self.reasons[call.id] = str(error) or type(error).__name__
+        self.checked += [i] * (len(self.graph.checks) - checks)
         for o, view in zip(i.outs, outs, strict=True):
             self.known[o.id] = view
 

@@ -201,10 +201,11 @@ class NumberSource(NumbersSource):
 
 
 class DrawSource(NumbersSource):
-    """A random array; the owner is a function that draws it."""
+    """A random array; the owner is a function that draws it; ``form`` is as in ``made_by_host``."""
 
-    __slots__ = ()
+    __slots__ = ("form",)
     kind, private = "draw", True
+    form: Any
 
     def present(self, trace: Sources) -> Any:
         """Raise TransformError, because a value that was drawn in the trace is not the value of the call."""

@@ -92,6 +92,11 @@ class Symbolic(Unknown):
         """Add an instruction to the program; return the symbols of its results."""
         return self.trace.emit(op, args, params)
 
+    @property
+    def alone(self) -> bool:  # type: ignore[override]  # a class attribute of other values
+        """Whether the program runs without Python."""
+        return self.trace.alone
+
     def decide(self, function: Callable[[Any], Any]) -> Any:
         """Return ``function(array)`` for the array that this value has in the current call.
 
@@ -99,7 +104,7 @@ class Symbolic(Unknown):
         """
         return self.trace.decide(function, self)
 
-    def check(self, function: Callable[[Any], None], wrong: Callable[..., Any] | None = None) -> None:
+    def check(self, function: Callable[[Any], Any], wrong: Callable[..., Any] | None = None) -> None:
         """Make the program call ``function`` with this value's array at each call; it may raise.
 
         Native code computes ``wrong(xp, x)`` instead: whether each element is invalid.

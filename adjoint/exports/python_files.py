@@ -1,0 +1,24 @@
+"""The Python package of a library, which needs only NumPy."""
+
+from __future__ import annotations
+
+import pprint
+
+from adjoint.exports.library import Library
+from adjoint.exports.templates import filled
+
+__all__ = ["package_text"]
+
+
+def package_text(library: Library, shared: str) -> str:
+    """Return the text of ``__init__.py``; ``shared`` is the name of the shared library beside it."""
+    made = library.collected
+    arguments, results = (
+        {i.name: (i.dtype.name, i.shape) for i in items} for items in (made.arguments, made.results)
+    )
+    parts = {p.name: (p.value.dtype.name, p.value.shape) for p in library.calling.order}
+    tables = {"INPUTS": arguments, "OUTPUTS": results, "PARTS": parts}
+    return filled(
+        "package.txt", NAME=library.name, SHARED=shared, ARGUMENTS=", ".join(arguments),
+        **{field: pprint.pformat(table, sort_dicts=False) for field, table in tables.items()},
+    )  # fmt: skip
