@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from adjoint.grads.scaler import GradScaler
     from adjoint.interop.limits import finfo, iinfo
     from adjoint.storage.files import load, save
+    from adjoint.targets import devices
     from adjoint.transforms.batch import vmap
     from adjoint.transforms.custom import custom_jvp, custom_vjp, stop_gradient, straight_through
     from adjoint.transforms.forward import jvp, linearize
@@ -150,7 +151,8 @@ __all__ = [
     "numpy", "scipy", "jacfwd", "jacobian", "jacrev", "jvp", "linearize", "load", "map", "no_grad", "random",
     "optim", "root", "save", "saved_tensors_hooks", "scan", "set_default_dtype", "set_grad_enabled",
     "sparse_gradient", "sparsity", "special", "stop_gradient", "straight_through", "tensor", "testing",
-    "distributed", "train", "tree", "value_and_grad", "vjp", "compile", "export", "vmap", "while_loop",
+    "distributed", "train", "tree", "value_and_grad", "vjp", "compile", "devices", "export", "vmap",
+    "while_loop",
     *array_api.__all__, *arrange.__all__, *compare.__all__, *complex_parts.__all__, *conditions.__all__,
     *contraction.__all__, *create.__all__, *diagonals.__all__, *distances.__all__, *distinct.__all__,
     *elementwise.__all__, *extremes.__all__, *fused.__all__, *grids.__all__, *grouped.__all__,
@@ -176,6 +178,7 @@ for _module, _names in {
     "accumulate.window": "AccumulationConfig AccumulationEvent AccumulationStats",
     "compiler.api.compile": "compile",
     "exports.api": "export",
+    "targets": "devices",
     "grads.clip": "clip_grad_adaptive clip_grad_norm clip_grad_norm_by_group clip_grad_value",
     "grads.scaler": "GradScaler",
     "interop.limits": "finfo iinfo",

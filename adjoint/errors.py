@@ -30,6 +30,9 @@
     ├── AccumulationError     (RuntimeError)  a method of an accumulator or scaler called out of order
     ├── RankError             (RuntimeError)  another rank of a distributed program failed
     ├── StallError            (TimeoutError)  a rank of a distributed program does not answer
+    ├── DeviceError           (RuntimeError)  a program cannot run on a device, or its driver failed
+    │   ├── DeviceMemoryError (MemoryError)   the memory of a device is full
+    │   └── DeviceLostError                   a device cannot be used any more
     ├── UnknownNameError      (KeyError)      a name that is not registered
     ├── FileError             (ValueError)    a file with unexpected content
     ├── ExportError           (ValueError)    a function that cannot be a library without Python
@@ -47,7 +50,8 @@ import numpy as np
 
 __all__ = [
     "AbsentImportError", "AbsentNameError", "AccumulationError", "AdjointError", "AnomalyError",
-    "ArgumentError", "AxisError", "ConvergenceError", "DTypeError", "ExportError", "FileError",
+    "ArgumentError", "AxisError", "ConvergenceError", "DTypeError", "DeviceError", "DeviceLostError",
+    "DeviceMemoryError", "ExportError", "FileError",
     "GradcheckError", "GraphReleasedError", "HookError", "InPlaceError", "IndexingError", "InputError",
     "LinAlgError", "LostHistoryError", "MissingExtraError", "MissingGradientError", "ModifiedError",
     "NoGradientError", "NonFiniteError", "NotSavedError", "RankError", "RuleError", "ShapeError",
@@ -292,6 +296,27 @@ class StallError(AdjointError, TimeoutError):
 
     Cause: ranks that make different calls, or a rank that hangs.  Fix: the message of each rank names the
     call in which it waits; ``timeout=`` of ``distributed.world`` sets how long ranks wait.
+    """
+
+
+class DeviceError(AdjointError, RuntimeError):
+    """A program cannot run on a device, or the driver of the device failed.  Nothing has been changed.
+
+    Fix: the message names the op or the dtype; move it out of the compiled function, or compile for the CPU.
+    """
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """The memory of a device is full.  The call has changed nothing.
+
+    Fix: use smaller batches or a device with more memory.
+    """
+
+
+class DeviceLostError(DeviceError):
+    """A device cannot be used any more: its driver has stopped, or the process was forked.
+
+    Fix: load the last checkpoint in a new process.  Values that were not read are lost.
     """
 
 

@@ -29,6 +29,7 @@ def doctor(*, as_json: bool = False) -> str:
         "threads": _threads(),
         "gradients": _gradients(),
         "compiler": _compiler(),
+        "devices": _devices(),
         "extras": _extras(),
     }
     if as_json:
@@ -76,6 +77,15 @@ def _compiler() -> str:
     except Exception as error:  # any error, because this command must report broken installations
         return f"fails: {type(error).__name__}: {error}"
     return "works" if found.item() == 14.0 else "WRONG"
+
+
+def _devices() -> str:
+    """Return the devices of ``ad.compile``: their names, hardware and memory."""
+    found = [
+        f"{d.name} ({d.hardware}, {d.memory >> 20} MiB{'' if d.float64 else ', no float64'})"
+        for d in ad.devices()
+    ]
+    return "; ".join(["cpu", *found])
 
 
 def _extras() -> dict[str, dict[str, str | None]]:

@@ -49,6 +49,7 @@ UPPER = (
     "sklearn",
     "sparsity",
     "exports",
+    "targets",
 )
 for _room in UPPER:
     ALLOWED[_room] = {
@@ -60,7 +61,7 @@ ALLOWED["__main__"] = {"cli"}
 
 # Imports inside functions, with the reason: optional libraries and nothing else.
 HIDDEN_ALLOWED = set(
-    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn mpi4py llvmlite tensorboard mlflow wandb".split()
+    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn mpi4py llvmlite tensorboard mlflow wandb pyopencl".split()
 )
 
 for _below in ALLOWED.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import inspect
 import sys
 import threading
@@ -47,16 +48,16 @@ _PAUSED = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isas
 @overload
 def compile(
     f: Callable[P, R], *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
-    level: str | None = None,
+    level: str | None = None, device: str = "cpu",
 ) -> Compiled[P, R]: ...  # fmt: skip
 @overload
 def compile(
     f: None = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
-    level: str | None = None,
+    level: str | None = None, device: str = "cpu",
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...  # fmt: skip
 def compile(
     f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
-    level: str | None = None,
+    level: str | None = None, device: str = "cpu",
 ) -> Any:  # fmt: skip
     """Return a compiled version of ``f``: the first call traces it into a program that later calls run.
 
@@ -86,6 +87,10 @@ def compile(
         "portable", all processors and the libraries of ``ad.export`` give the same bits.  The names are
         "portable", "avx512", "avx2", "sse2", "neon" and "none".  Native code is then used from the first
         call, and it computes the numbers of optimisers too, such as the bias corrections of Adam.
+    device : str
+        The device that runs the program: "cpu", or one that ``ad.devices()`` lists, such as "opencl" or
+        "opencl:1".  Parameters, gradients and the state of optimisers then stay on the device between calls,
+        and are read when they are used.
 
     Returns
     -------
@@ -117,7 +122,7 @@ def compile(
     """
     if f is None:
         options = {"static": static, "backend": backend, "limit": limit, "flush": flush, "level": level}
-        return functools.partial(compile, **options)
+        return functools.partial(compile, device=device, **options)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise ArgumentError(f"compile: limit must be an integer of at least 1, but got {limit!r}.")
     if backend not in BACKENDS:
@@ -126,6 +131,8 @@ def compile(
         backend = _native_level(level, backend, flush)
     if backend == "native":
         binding()
+    if device != "cpu":
+        backend = _on_device(device, backend, flush, level)
     for each in (as_function("compile", f), getattr(f, "forward", None), f.__call__):
         if any(is_kind(each) for is_kind in _PAUSED):
             raise InputError(
@@ -133,8 +140,8 @@ def compile(
                 "compiled.\n  Compile the functions that it calls on tensors instead."
             )
     if hasattr(type(f), "__compiled__"):  # it has its own compiled form
-        return f.__compiled__(static, backend, limit, flush, level)
-    return Compiled(f, static, backend, limit, flush, level)
+        return f.__compiled__(static, backend, limit, flush, level, device)
+    return Compiled(f, static, backend, limit, flush, level, device)
 
 
 def _native_level(level: str, backend: str, flush: bool) -> str:
@@ -151,6 +158,22 @@ def _native_level(level: str, backend: str, flush: bool) -> str:
         )
     with using(level):  # raises for an unknown level
         return "native"
+
+
+def _on_device(device: str, backend: str, flush: bool, level: str | None) -> str:
+    """Return the backend for a device; raise if the device is not there, or has no such option."""
+    for option, given in (("backend", backend != "auto"), ("flush", flush), ("level", level is not None)):
+        if given:
+            raise ArgumentError(
+                f"compile: {option}= is for the CPU, but device={device!r}.\n  Leave out one of the two."
+            )
+    target_of(device)
+    return "device"
+
+
+def target_of(device: str) -> Any:
+    """Return what compiles programs for a device.  Its package uses the compiler, so it is imported here."""
+    return importlib.import_module("adjoint.targets").Target(device)
 
 
 class _Callable(Generic[P, R]):
@@ -193,13 +216,14 @@ class Compiled(_Callable[P, R]):
 
     def __init__(
         self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False,
-        level: str | None = None,
+        level: str | None = None, device: str = "cpu",
     ) -> None:  # fmt: skip
         functools.update_wrapper(
             self, f, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=()
         )
         self._f = f
-        self._options = static, backend, limit, flush, level
+        self._options = static, backend, limit, flush, level, device
+        self._target = None if device == "cpu" else target_of(device)
         self._parameters = Parameters(f, static)
         self._backend = backend
         self._flush = bool(flush)
@@ -378,7 +402,7 @@ class Compiled(_Callable[P, R]):
 
     def _traced(self, call: Call) -> Variant:
         """Trace the function for a call, and return the new program."""
-        return Variant(self._f, call, self._backend, self._parameters, self._flush, self._level)
+        return Variant(self._f, call, self._backend, self._parameters, self._flush, self._level, self._target)
 
     def _shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """Return the program for arguments; one that is traced for this purpose is not kept.

@@ -39,7 +39,7 @@ from adjoint.compiler.replay import replay
 from adjoint.config import special, transform
 from adjoint.core.node import LEAF, Node
 from adjoint.core.roles import ModuleRole
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.user_code import warn
 from adjoint.errors import TransformError, install_command
 from adjoint.transforms.inputs import name_of
@@ -59,7 +59,7 @@ class Variant:
 
     def __init__(
         self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters, flush: bool = False,
-        level: str | None = None,
+        level: str | None = None, target: Any = None,
     ) -> None:  # fmt: skip
         start = time.perf_counter()
         self.f = f
@@ -69,6 +69,8 @@ class Variant:
         self.directs: dict[Any, Callable[..., Any]] = {}  # see ``make_direct``
         self.build = functools.partial(native.build, flush=flush, level=level)
         self.level = level
+        self.target = target  # None for the CPU, otherwise see ``targets.Target``
+        self.wrap: Callable[[Any], Tensor] = wrap if target is None else target.wrap
         self.key = call.key
         self.parameters = parameters
         self.structure = call.structure
@@ -88,7 +90,7 @@ class Variant:
             and not trace.grad_guards()
             and all(s.kind in ("argument", "tensor", "array") for s in self.program.sources)
         )
-        check = make_check(trace, self.guards, len(self.moves))
+        check = make_check(trace, self.guards, len(self.moves), "._data" if target is None else "")
         self.holds: Callable[..., Any] = _never if self.changed else check
         self.fixed = call.fixed()
         leaves = [k for k, m in enumerate(call.moving) if getattr(m, "_node", None) is LEAF]
@@ -99,12 +101,14 @@ class Variant:
         self.patience = 0 if any(loop.count >= _LONG for loop in trace.loops) else 1
         if self.backend == "native":
             self._go_native()
+        elif target is not None:
+            self._go_to_device()
         else:
             self._use(replay.build(self.program, tables=True))
         args, named = (c.children for c in call.structure.children)
         leaves_only = not named and all(c.kind is tree.Structure.LEAF for c in args)
         self.flat = leaves_only and len(call.moves) == len(args)
-        self.direct = self._count_direct(call)
+        self.direct = self._count_direct(call) if target is None else -1
         # whether no argument is a tensor and no tensor that requires grad is used
         self.plain = (
             bool(call.moving)
@@ -207,6 +211,17 @@ class Variant:
             self.watch = self._watch()
             self.build_seconds += time.perf_counter() - start
 
+    def _go_to_device(self) -> None:
+        """Build the program for its device; it runs all calls."""
+        on_device = self.target.build(self.program, self.trace, len(self.moves), self.name)
+        self.built = on_device
+
+        def fetched(*moving: Any) -> list[Any]:
+            return [self.wrap(r)._data for r in on_device(*moving)]
+
+        # a recorded call keeps arrays for its backward, which runs on the CPU
+        self.execute = on_device if self.recorder is None else fetched
+
     def run_by_replay(self, call: Call) -> Any:
         """Run the program with NumPy, whose results equal those of the function bit for bit."""
         built, execute, waits = self.built, self.execute, self.waits
@@ -216,6 +231,8 @@ class Variant:
                 loop.build_with(replay.build)
             if self.native is not None:
                 self._use(self.native.replayed)
+            elif self.target is not None:
+                self._use(replay.build(self.program))
             return self.run(call)
         finally:
             self.built, self.execute, self.waits = built, execute, waits
@@ -225,6 +242,9 @@ class Variant:
 
     def explain(self) -> str:
         """Return the text of ``Compiled.explain``."""
+        if self.target is not None:
+            shown: Any = self.built
+            return str(shown.explain())
         if self.native is None and self.backend != "replay":
             self._go_native()
         if self.native is None:
@@ -297,7 +317,7 @@ class Variant:
                 self.outs.append(("copy" if isinstance(o, COPIED) else "same", o))
                 continue
             held = trace.held.get(id(o))
-            if type(o) is Tensor:  # created outside, and not used by any op
+            if type(o) is not Traced:  # created outside, and not used by any op
                 self.outs.append(("same", o))
                 continue
             if held is not None:
@@ -405,7 +425,7 @@ class Variant:
 
         ``leaves`` are the leaves of the arguments.
         """
-        found = [wrap(r) for r in arrays[: self.count]]
+        found = [self.wrap(r) for r in arrays[: self.count]]
         for t, node in zip(found, self.spent.of(leaves), strict=False):
             t._node = node
         return self._built(found, leaves)

@@ -47,8 +47,8 @@ class Captured(Sources):
     def touch(self, tensors: Iterable[Any]) -> None:
         """Capture each value that is a tensor: replace its array by a symbol."""
         for t in tensors:
-            if type(t) is Tensor or (
-                self.parent is not None and isinstance(t, Tensor) and level_of(t._data) <= self.level
+            if isinstance(t, Tensor) and (
+                type(t) is not Traced or (self.parent is not None and level_of(t._data) <= self.level)
             ):
                 self.capture(t)
 
@@ -168,7 +168,7 @@ class Captured(Sources):
 
         Compiled calls would not repeat the change.
         """
-        if (type(t) is Tensor or id(t) in self.held) and (t._node is not None) != value:
+        if (type(t) is not Traced or id(t) in self.held) and (t._node is not None) != value:
             raise refused(
                 "ad.compile: the function changes requires_grad of a tensor that was created outside of it.\n"
                 "  Call requires_grad_() before the compiled function, which is then traced again."
@@ -182,7 +182,8 @@ class Captured(Sources):
             held.grad_known = True
             self.grad_guards().append(held)
             if held.grad is not None:
-                if type(held.grad) is not Tensor or held.grad._node is not None:
+                sparse = not isinstance(held.grad, Tensor)
+                if sparse or type(held.grad) is Traced or held.grad._node is not None:
                     raise refused(
                         "ad.compile: the function reads a .grad that is sparse or was made by "
                         "backward(create_graph=True).\n"

@@ -44,7 +44,7 @@ def snapshot(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind in _AS_IS:
         return kind, value
-    if kind is Tensor or is_module(value):
+    if (issubclass(kind, Tensor) and kind is not Traced) or is_module(value):
         return "object", id(value)
     if isinstance(value, np.generic):  # before float: np.float64 is a subclass, and promotes differently
         return value.dtype, value.tobytes()

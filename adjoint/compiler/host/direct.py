@@ -208,24 +208,27 @@ def _tree(w: Lines, structure: tree.Structure, leaves: list[str]) -> str:
     return f"{w.name(tree.unflatten)}({w.name(structure)}, [{', '.join(leaves)}])"
 
 
-def make_check(trace: Trace, guards: Sequence[Any], count: int) -> Callable[..., bool]:
+def make_check(trace: Trace, guards: Sequence[Any], count: int, data: str = "._data") -> Callable[..., bool]:
     """Generate ``holds(*arguments)``, which returns whether all guards of a program hold.
 
-    ``count`` is the number of arguments.
+    ``count`` is the number of arguments.  ``data`` is what follows a tensor in the text that reads its shape
+    and dtype; the array is not read if it is "".
     """
     w = Lines()
-    add_check(w, trace, guards, count, "return False")
+    add_check(w, trace, guards, count, "return False", data)
     w.add("return True")
     return w.function("holds", [f"x{k}" for k in range(count)])
 
 
-def add_check(w: Lines, trace: Trace, guards: Sequence[Any], count: int, miss: str) -> None:
+def add_check(
+    w: Lines, trace: Trace, guards: Sequence[Any], count: int, miss: str, data: str = "._data"
+) -> None:
     """Add the lines that check all guards; ``miss`` is the statement that runs if one does not hold.
 
     ``count`` is the number of arguments of the generated function.
     """
     w.names |= {"exact": exact, "hooks_of": hooks_of, "Tensor": Tensor}
-    _check_tensors(w, trace, miss)
+    _check_tensors(w, trace, miss, data)
     positions = [h.argument for h in trace.held.values() if h.argument is not None]
     if positions and trace.program.writes:  # trace again if an argument is also a captured tensor
         ids = w.name(frozenset(id(h.tensor) for h in trace.held.values() if h.argument is None))
@@ -284,7 +287,7 @@ def _has_dtype(array: str, dtype: str) -> str:
     return f"({array}.dtype is {dtype} or {array}.dtype == {dtype})"
 
 
-def _check_tensors(w: Lines, trace: Trace, miss: str) -> None:
+def _check_tensors(w: Lines, trace: Trace, miss: str, data: str) -> None:
     """Add lines that run the statement ``miss`` if a captured tensor has changed.
 
     They check the shape, the dtype, the node, the hooks and whether there is a gradient.
@@ -292,7 +295,7 @@ def _check_tensors(w: Lines, trace: Trace, miss: str) -> None:
     for h in trace.held.values():
         if h.argument is None:
             t, symbol = w.name(h.tensor, "t"), h.symbol
-            w.add(f"a = {t}._data")
+            w.add(f"a = {t}{data}")
             dtype = _has_dtype("a", w.name(symbol.dtype, "d"))
             node = _has_node(w, t, Node if type(h.node) is Node else h.node)
             w.add(f"if a.shape != {symbol.shape!r} or not ({dtype} and {node}): {miss}")

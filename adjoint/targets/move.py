@@ -1,0 +1,116 @@
+"""Kernels that move elements: arrays assembled from pieces, and rows added or assigned at positions."""
+
+from __future__ import annotations
+
+from adjoint.compiler.emit.nest import Place
+from adjoint.compiler.emit.values import Value, element_of
+from adjoint.compiler.lower.graph import Dataflow, Primitive, View
+from adjoint.compiler.schedule.fuse import FULL, Fusion
+from adjoint.targets.body import Body, Launch
+from adjoint.targets.dialect import OpenCL
+from adjoint.targets.loop import loop_kernel
+
+__all__ = ["collect", "copy", "place_kernels", "scatter_kernels"]
+
+
+def place_kernels(d: OpenCL, graph: Dataflow, node: Primitive, skip: frozenset[int]) -> list[Launch]:
+    """Return the kernels of a "place" node: one fills the array, and one per piece copies the piece.
+
+    ``skip`` has the indices of the pieces that are already in the array.
+    """
+    fill, where = node.params
+    first = len(where) - len(node.value) if node.tiled else 0
+    found = []
+    if fill is not None:
+        value = graph.broadcast(graph.constant(fill, node.dtype), (node.size,))
+        found.append(copy(d, graph, node, value, (1,), 0))
+    for k, (a, (shape, strides, offset)) in enumerate(zip(node.args, where, strict=True)):
+        if k not in skip and k >= first:
+            view = View(graph, a.node, shape, a.strides, a.offset)
+            found.append(copy(d, graph, node, view, strides, offset))
+    return found
+
+
+def copy(
+    d: OpenCL, graph: Dataflow, node: Primitive, view: View, strides: tuple[int, ...], offset: int
+) -> Launch:
+    """Return the kernel that copies a view into the memory of a node."""
+    made = graph.add(Primitive("copy", (view,), None, view.shape, view.dtype))
+    group = Fusion(0, "loop", view.shape)
+    group.add(made, FULL)
+    return loop_kernel(d, group, [made], {made.id: Place(node, strides, offset)})
+
+
+def scatter_kernels(d: OpenCL, graph: Dataflow, group: Fusion) -> tuple[list[Launch], int]:
+    """Return the kernels of a "scatter" node, and the bytes of temporary memory that they need.
+
+    The first copies the array.  In the second each thread finds the rank of one position; equal positions
+    keep their order.  In the third, one thread per element of the first row with a position adds all rows
+    with this position, in order.
+    """
+    node = group.nodes[0]
+    base, positions, _ = node.args
+    mode, width = node.params
+    count = positions.size
+    first = copy(d, graph, node, graph.reshape(base, (node.size,)), (1,), 0)
+    b = Body(d, group)
+    element = element_of(positions.dtype)
+    spots, order = b.slot(positions.node, positions.offset), b.workspace("i32")
+    b.line(d.index("i", "GID(0)"))
+    b.line(f"if (i < {count}) {{")
+    mine = b.w.let(d.load(spots, element, "i"), element)
+    b.line("int rank = 0;")
+    b.line(d.each("j", 0, count))
+    other = b.w.let(d.load(spots, element, "j"), element)
+    b.line(f"if ({other.text} < {mine.text} || ({other.text} == {mine.text} && j < i)) {{ rank += 1; }}")
+    b.line("}")
+    b.line(d.store(order, "rank", "i"))
+    b.line("}")
+    rank = b.launch((-(-count // d.flat),), (d.flat,))
+    return [first, rank, _put_rows(d, group, mode, width)], 4 * count
+
+
+def _put_rows(d: OpenCL, group: Fusion, mode: str, width: int) -> Launch:
+    """Return the kernel that adds or assigns the rows, given their order."""
+    node = group.nodes[0]
+    _, positions, values = node.args
+    b, count = Body(d, group), positions.size
+    element, kind = element_of(positions.dtype), element_of(node.dtype)
+    spots, order = b.slot(positions.node, positions.offset), b.workspace("i32")
+    given, out = b.slot(values.node, values.offset), b.slot(node)
+
+    def spot(place: str) -> str:
+        return d.to_index(Value(d.load(spots, element, d.load(order, "i32", place)), element))
+
+    b.line(d.index("item", "GID(0)"))
+    b.line(f"if (item < {count * width}) {{")
+    b.line(d.index("s", f"item / {width}"))
+    b.line(d.index("c", f"item % {width}"))
+    b.line(d.index("mine", spot("s")))
+    b.line(f"if (s == 0 || {spot('(s - 1)')} != mine) {{")
+    total = b.w.variable("total", b.w.let(d.load(out, kind, "mine + c"), kind))
+    b.line(d.each("j", "s", count))
+    b.line(f"if ({spot('j')} != mine) {{ break; }}")
+    x = b.w.let(d.load(given, kind, f"{d.load(order, 'i32', 'j')} * {width} + c"), kind)
+    if mode == "add":
+        x = b.w.bits("or", total, x) if kind == "i1" else b.w.add(total, x)
+    b.line(f"total = {x.text};")
+    b.line("}")
+    b.line(d.store(out, "mine + c", "total"))
+    b.line("}}")
+    return b.launch((-(-count * width // d.flat),), (d.flat,))
+
+
+def collect(d: OpenCL, flags: list[View], out: Primitive) -> Launch:
+    """Return the kernel that sets ``out``, a node of one int32, if one of the flags is set."""
+    group = Fusion(0, "checks", ())
+    b = Body(d, group)
+    b.line(d.index("item", "GID(0)"))
+    b.line("if (item == 0) {")
+    found = b.w.variable("found", b.load(out, 0, "0"))
+    for v in flags:
+        flag = b.w.convert(b.load(v.node, v.offset, "0"), "i1")
+        b.line(f"if ({flag.text}) {{ found = 1; }}")
+    b.store(out, 0, "0", found)
+    b.line("}")
+    return b.launch((1,), (1,))

@@ -1,0 +1,195 @@
+"""The kernels of a graph on a device, and how a call starts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.emit.repeat import operand_slots
+from adjoint.compiler.lower.graph import Dataflow, Primitive, View
+from adjoint.compiler.lower.steps import Steps
+from adjoint.compiler.schedule.fuse import PRODUCTS, Fusion
+from adjoint.compiler.schedule.groups import Groups
+from adjoint.compiler.schedule.kernel import Address
+from adjoint.targets.body import Launch
+from adjoint.targets.device import Device, Place
+from adjoint.targets.loop import loop_kernel
+from adjoint.targets.matrix import matrix_kernel
+from adjoint.targets.move import collect, place_kernels, scatter_kernels
+from adjoint.targets.product import product_kernel
+
+__all__ = ["DevicePlan"]
+
+Places = Sequence[Place] | dict[int, Place]
+
+
+class DevicePlan(Groups):
+    """The kernels of a graph on a device; the parameters are those of ``Groups``.
+
+    ``run(given, made)`` enqueues them; ``given`` has the place of each input that is read, and ``made`` of
+    each output.
+    """
+
+    def __init__(self, device: Device, graph: Dataflow, outputs: Sequence[View], apart: bool = False) -> None:
+        self.device = device
+        self.failed = Primitive("failed", (), None, (), np.dtype(np.int32))
+        self.failed.id = -2
+        super().__init__(graph, outputs, apart)
+        self.arena = device.alloc(self.memory.size)
+        self.fail = device.alloc(4)
+        self.constants: dict[int, Place] = {}
+        own = [k for _, k in self.kernels if isinstance(k, Launch)]
+        device.build(own)
+        self.rows: list[tuple[Callable[..., None], list[Any]]] = []
+        for _, kernel in self.kernels:
+            start = device.prepare(kernel) if isinstance(kernel, Launch) else kernel.run
+            self.rows.append((start, [self._address(s) for s in kernel.slots]))
+
+    # Kernels -------------------------------------------------------------------------------------------
+
+    def _make_kernels(self, first: int, apart: bool) -> None:
+        """Write the kernels of all groups, and at the end one that combines the flags of all checks."""
+        for index, g in enumerate(self.groups):
+            self.kernels += [(g, k) for k in self._kernels(index, g) if k.length]
+        flags = [v for v in self.flags if v.node.op != "repeat"]  # a loop has its own flag
+        if flags:
+            self.kernels.append((self.groups[-1], collect(self.device.dialect, flags, self.failed)))
+        self._assign_memory(first, apart)
+
+    def _kernels(self, index: int, g: Fusion) -> list[Any]:
+        d, node = self.device.dialect, g.nodes[0]
+        stored = [n for n in g.nodes if n.id in self.stored]
+        if g.kind == "loop":
+            return [loop_kernel(d, g, stored)]
+        if g.kind in PRODUCTS or g.kind == "conv_weight":
+            return [product_kernel(d, g, stored)]
+        if g.kind == "matrix":
+            return [matrix_kernel(d, g)]
+        if g.kind == "repeat":
+            return [_Repeat(self.device, node, g.nodes[1:])]
+        if g.kind == "scatter":
+            kernels, space = scatter_kernels(d, self.graph, g)
+            self.workspaces.append((index, -(-space // 64) * 64, kernels))
+            return list(kernels)
+        return list(place_kernels(d, self.graph, node, self.memory.pieces_in_place(node)))
+
+    def _address(self, slot: Address) -> Any:
+        """Return a place, or a tuple (kind, index, offset) if it differs between calls."""
+        if slot.node is None:
+            return self.arena, slot.offset
+        if slot.node is self.failed:
+            return self.fail, 0
+        node, offset = self.memory.place(slot.node)
+        offset += slot.offset
+        if node.op in ("source", "number"):
+            return "given", node.params, offset
+        if node.op == "constant":
+            if node.id not in self.constants:
+                self.constants[node.id] = self.device.upload(node.value), 0
+            return self.constants[node.id][0], offset
+        if node.id in self.made:
+            return "made", self.made[node.id], offset
+        return self.arena, self.memory.offset.get(node.id, 0) + offset
+
+    # A call --------------------------------------------------------------------------------------------
+
+    def run(self, given: Places, made: Places) -> None:
+        """Enqueue all kernels."""
+        for start, slots in self.rows:
+            places = []
+            for s in slots:
+                if len(s) == 3:
+                    base, offset = (given if s[0] == "given" else made)[s[1]]
+                    places.append((base, offset + s[2]))
+                else:
+                    places.append(s)
+            start(places)
+
+    def place_of(self, v: View, made: Places) -> Place:
+        """Return the place of the first element of a view, whose node a kernel computes."""
+        found = self._address(Address(v.node, v.offset * v.dtype.itemsize))
+        if len(found) == 3:
+            base, offset = made[found[1]]
+            return base, offset + found[2]
+        return found
+
+    def bodies(self) -> list[DevicePlan]:
+        """Return this plan, and those of the bodies of loops inside."""
+        inner = [k.body for _, k in self.kernels if isinstance(k, _Repeat)]
+        return [self, *(p for body in inner for p in body.bodies())]
+
+    def checked(self) -> list[DevicePlan]:
+        """Return the plans that have checks of their own."""
+        return [p for p in self.bodies() if any(v.node.op != "repeat" for v in p.flags)]
+
+    def count(self) -> dict[str, int]:
+        """Return the numbers of kernels, of their different texts, and of launches per call."""
+        plans = self.bodies()
+        launches = [k for p in plans for _, k in p.kernels if isinstance(k, Launch)]
+        return {
+            "kernels": len(launches),
+            "texts": len({k.text for k in launches}),
+            "launches": self._launches(),
+        }
+
+    def _launches(self) -> int:
+        return sum(
+            1 if isinstance(k, Launch) else k.steps.count * k.body._launches() + k.copies
+            for _, k in self.kernels
+        )
+
+
+class _Repeat:
+    """A loop: the host starts the kernels of the body once per iteration, with other places each time."""
+
+    length, workspace = 1, (0, 0)
+
+    def __init__(self, device: Device, node: Primitive, outs: Sequence[Primitive]) -> None:
+        self.device = device
+        steps: Steps = node.value
+        self.steps, self.node = steps, node
+        kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
+        self.body = DevicePlan(device, steps.graph, [steps.outputs[k] for k in kept], apart=True)
+        slots, self.where = operand_slots(node, list(outs))
+        self.slots = [*slots, Address(node, 0)]
+        results = zip(kept, self.body.results, strict=True)
+        self.kept = {self.body.made[v.node.id]: k for k, v in results if v.size}
+        sizes = [a.nbytes for a in node.args[: steps.carries]]
+        self.bytes = sizes
+        self.carried = [(device.alloc(n), device.alloc(n)) for n in sizes]
+        self.copies = sum(bool(n) for n in sizes) + sum(
+            k in self.where and bool(n) for k, n in enumerate(sizes)
+        )
+
+    def run(self, places: Sequence[Place]) -> None:
+        """Enqueue all iterations."""
+        device, steps = self.device, self.steps
+        for k, size in enumerate(self.bytes):
+            device.copy((self.carried[k][0], 0), places[k], size)
+        device.fill(places[-1], 1)
+        for i in range(steps.count):
+            self._iteration(places, i, steps.count - 1 - i if steps.backwards else i)
+        for k, size in enumerate(self.bytes):
+            if k in self.where:
+                device.copy(places[self.where[k]], (self.carried[k][steps.count % 2], 0), size)
+
+    def _iteration(self, places: Sequence[Place], i: int, row: int) -> None:
+        steps = self.steps
+        given: list[Place] = []
+        for k, a in enumerate(self.node.args):
+            if k < steps.carries:
+                given.append((self.carried[k][i % 2], 0))
+            else:
+                step = a.strides[0] * a.dtype.itemsize * row if k < steps.carries + steps.rows else 0
+                memory, offset = places[k]
+                given.append((memory, offset + step))
+        made: dict[int, Place] = {}
+        for index, k in self.kept.items():
+            if k < steps.carries:
+                made[index] = self.carried[k][1 - i % 2], 0
+            else:
+                base, offset = places[self.where[k]]
+                made[index] = base, offset + row * steps.outputs[k].nbytes
+        self.body.run(given, made)
