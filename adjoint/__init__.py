@@ -30,6 +30,7 @@ from adjoint.config import (
 )
 from adjoint.core.convert import array, asarray, tensor
 from adjoint.core.define import define
+from adjoint.core.kernels import provider as _kernels
 from adjoint.core.op import OPS
 from adjoint.core.sparse import SparseGradient, sparse_gradient
 from adjoint.core.tensor import Tensor
@@ -230,5 +231,8 @@ def _instead(name: str) -> str:
 def _numpy_functions() -> Any:
     return importlib.import_module("adjoint.interop.numpy").FUNCTIONS
 
+
+# the compiler is imported when an op first runs a kernel
+_kernels.append(lambda: importlib.import_module("adjoint.compiler.host.single").single)
 
 _hints.add_hints(__name__, tree.__name__)

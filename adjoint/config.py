@@ -18,6 +18,7 @@ import numpy as np
 from adjoint.context import ContextMode
 from adjoint.context import compile_mode as compile_mode
 from adjoint.context import default_dtype as _default_dtype
+from adjoint.context import eager_kernels as _eager_kernels
 from adjoint.context import grad_mode as grad_mode
 from adjoint.context import inference as _inference
 from adjoint.context import tapes as tapes
@@ -29,7 +30,7 @@ from adjoint.forks import fork_count as fork_count
 from adjoint.forks import held_across_fork as held_across_fork
 
 __all__ = [
-    "compiling", "enable_grad", "get_default_dtype", "get_threads", "get_workers", "inference_mode",
+    "compiling", "eager_kernels", "enable_grad", "get_default_dtype", "get_threads", "get_workers", "inference_mode",
     "is_grad_enabled", "is_inference_mode_enabled", "no_grad", "set_default_dtype", "set_grad_enabled",
     "set_threads", "set_workers", "threads", "workers",
 ]  # fmt: skip
@@ -483,6 +484,38 @@ class compiling(ContextMode[Any]):  # noqa: N801  a context manager that reads a
         if mode not in (True, False, "check"):
             raise ArgumentError(f'compiling: mode must be True, False or "check", but got {mode!r}.')
         super().__init__(mode)
+
+
+class eager_kernels(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
+    """Set whether eager mode runs compiled kernels, as a context manager or a decorator.
+
+    If llvmlite is installed, convolutions, pooling, recurrent layers, norms, softmax, cross entropy and
+    attention of large arrays run compiled kernels, whose results differ from NumPy's by rounding.  With
+    False, NumPy computes everything, as ``ad.compile(f, backend="replay")`` always does.
+
+    Parameters
+    ----------
+    on : bool
+        Whether kernels are used; the default is True.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not a bool.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> with ad.config.eager_kernels(False):
+    ...     y = ad.softmax(ad.zeros((256, 256)))
+    """
+
+    _variable = _eager_kernels
+
+    def __init__(self, on: bool) -> None:
+        if on is not True and on is not False:
+            raise ArgumentError(f"eager_kernels: expected True or False, but got {on!r}.")
+        super().__init__(on)
 
 
 def get_threads() -> int | str:

@@ -18,7 +18,7 @@ from adjoint.errors import InputError
 
 __all__ = [
     "ContextMode", "Repeated", "anomaly", "arriving", "compile_mode", "cpu_level", "crew", "default_dtype",
-    "enclosing", "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent", "observer",
+    "eager_kernels", "enclosing", "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent", "observer",
     "reading", "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes", "threads", "tracing",
     "transform", "within", "workers", "writes",
 ]  # fmt: skip
@@ -48,6 +48,8 @@ workers: ContextVar[int | str] = ContextVar("adjoint_workers", default=1)
 threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
 # How functions of ``ad.compile`` run: True, False or "check".
 compile_mode: ContextVar[bool | str] = ContextVar("adjoint_compile_mode", default=True)
+# Whether large ops run compiled kernels in eager mode (``core/kernels.py``).
+eager_kernels: ContextVar[bool] = ContextVar("adjoint_eager_kernels", default=True)
 # The vector instructions that kernels use, of ``compiler.emit.machine.LEVELS``; None: all that there are.
 cpu_level: ContextVar[str | None] = ContextVar("adjoint_cpu_level", default=None)
 # The generator that draws initial values; None: one per process.

@@ -12,6 +12,7 @@ import numpy as np
 from adjoint.core.batching import BATCH_RULES
 from adjoint.core.docstrings import SharedDoc
 from adjoint.core.eager import eager_of
+from adjoint.core.kernels import with_kernel, with_kernel_of_rule
 from adjoint.core.methods import install
 from adjoint.core.namespace import dyn, raw, rec
 from adjoint.core.native import primitive
@@ -109,6 +110,9 @@ _fields = SharedDoc("""
         other op without one depends on all elements.
     unread : sequence of int
         The indices of outputs that no rule reads; they are not saved.
+    kernel : str
+        What eager mode computes by compiled kernels for large arrays, if llvmlite is installed: "forward" or
+        "all", the forward and the rules (``core/kernels.py``).
 
     Returns
     -------
@@ -155,6 +159,7 @@ def define(
     costly: bool = False,
     sparsity: str | tuple[int, ...] = "",
     unread: Sequence[int] = (),
+    kernel: str = "",
 ) -> Callable[..., Tensor]:
     """Define an op and return its eager function.
 
@@ -179,8 +184,24 @@ def define(
         holomorphic=holomorphic, literals=literals, selects=selects, places=places, pure=pure, costly=costly,
         domain=domain, reference=reference, doc=doc, reason=reason,
     )  # fmt: skip
+    if kernel:
+        _add_kernels(op, kernel)
     _install(op, forward, ufunc)
     return op.eager
+
+
+def _add_kernels(op: Op, parts: str) -> None:
+    """Let the forward of an op run kernels, and with ``parts`` "all" also its rules."""
+    if parts not in ("forward", "all") or op.lower is None:
+        raise ArgumentError(
+            f'define {op.name!r}: kernel must be "forward" or "all" and requires a native form (lower or '
+            f"fused), but got {parts!r}."
+        )
+    op.plain, op.forward = op.forward, with_kernel(op.forward, op.lower)
+    if parts == "forward":
+        return
+    op.rules = tuple([None if rule is None else with_kernel_of_rule(rule) for rule in op.rules])
+    op.joint = None if op.joint is None else with_kernel_of_rule(op.joint)
 
 
 def _native_form(name: str, forward: Any, fused: Any, lower: Any, ufunc: Any) -> Callable[..., Any] | None:

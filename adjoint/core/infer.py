@@ -106,12 +106,13 @@ def _run(op: Op, args: tuple[Any, ...], params: dict[str, Any], alike: bool) -> 
     With ``alike``, for an elementwise op, the stand-ins have one element.
     """
     values: list[Any] = [_stand_in(a, alike) if hasattr(a, "dtype") else a for a in args]
+    forward = op.plain or op.forward
     with np.errstate(all="ignore"):
         try:
             try:
-                out = op.forward(*values, **params)
+                out = forward(*values, **params)
             except np.linalg.LinAlgError:  # ones are singular, the identity is not
-                out = op.forward(*(_identity(v) if np.ndim(v) > 1 else v for v in values), **params)
+                out = forward(*(_identity(v) if np.ndim(v) > 1 else v for v in values), **params)
         except AdjointError:
             raise
         except Exception as error:

@@ -61,6 +61,7 @@ class Op:
     sparsity: Any = ""  # which elements its results depend on (sparsity/rules.py); "" follows from the kind
     unread: frozenset[int] = frozenset()  # the indices of outputs that no rule reads; they are not saved
     call: bool = False  # a call of a user's function: its rule runs forward and backward itself
+    plain: Any = None  # the forward without a kernel, if ``forward`` runs one for large arrays
     eager: Callable[..., Any] = field(init=False)
     unsaved: Spec = field(init=False)  # what an elementwise rule gets in place of an unsaved argument
     blank: tuple[Any, ...] = field(init=False)

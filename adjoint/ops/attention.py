@@ -240,7 +240,7 @@ def _native_attention(xp: Primitives, q: View, k: View, v: View, m: View, **para
 
 define("attention_weights", _attention_weights, joint=_attention_weights_rule, arity=3, saves="qkp",
        kind="general", params=("scale", "causal"), batch="leading",
-       shape=_attention_weights_shape, reference="formula", lower=_native_attention_weights, doc="softmax(q kᵀ · scale, masked); 0 in rows that are masked completely.")  # fmt: skip
+       shape=_attention_weights_shape, reference="formula", lower=_native_attention_weights, kernel="all", doc="softmax(q kᵀ · scale, masked); 0 in rows that are masked completely.")  # fmt: skip
 define("attention", _attention, joint=_attention_rule, arity=4, outputs=2, saves=("q", "k", "v", "m", "out"),
        kind="general", params=("scale", "causal"), batch="leading",
-       shape=_attention_shape, reference="formula", lower=_native_attention, doc="softmax(q kᵀ · scale, masked) v, and the logarithm of the sum of exponentials of each row.")  # fmt: skip
+       shape=_attention_shape, reference="formula", lower=_native_attention, kernel="all", doc="softmax(q kᵀ · scale, masked) v, and the logarithm of the sum of exponentials of each row.")  # fmt: skip

@@ -318,14 +318,14 @@ define("conv", _conv,
        lambda xp, g, z, x, w, **at: xp.conv_input(g, w, size=x.shape[2:], **at),
        lambda xp, g, z, x, w, **at: xp.conv_weight(x, g, kernel=w.shape[2:], **at),
        saves="xw", reads=("w", "x"), kind="bilinear", params=_CONV,
-       shape=_conv_shape, batch=_conv_batch, reference="formula", lower=_native_conv, sparsity="sliding", doc="The convolution of images with kernels.")  # fmt: skip
+       shape=_conv_shape, batch=_conv_batch, reference="formula", lower=_native_conv, sparsity="sliding", kernel="forward", doc="The convolution of images with kernels.")  # fmt: skip
 define("conv_input", _conv_input,
        lambda xp, h, z, g, w, size, **at: xp.conv(h, w, **at),
        lambda xp, h, z, g, w, size, **at: xp.conv_weight(h, g, kernel=w.shape[2:], **at),
        saves="gw", reads=("w", "g"), kind="bilinear", params=("size", *_CONV),
-       shape=_conv_input_shape, batch=_conv_batch, reference="formula", lower=_native_conv_input, sparsity="sliding", doc="The transposed convolution: the gradient of conv for its images, whose space axes have the lengths ``size``.")  # fmt: skip
+       shape=_conv_input_shape, batch=_conv_batch, reference="formula", lower=_native_conv_input, sparsity="sliding", kernel="forward", doc="The transposed convolution: the gradient of conv for its images, whose space axes have the lengths ``size``.")  # fmt: skip
 define("conv_weight", _conv_weight,
        lambda xp, h, z, x, g, kernel, **at: xp.conv_input(g, h, size=x.shape[2:], **at),
        lambda xp, h, z, x, g, kernel, **at: xp.conv(x, h, **at),
        saves="xg", reads=("g", "x"), kind="bilinear", params=("kernel", *_CONV),
-       shape=_conv_weight_shape, batch=_conv_weight_batch, reference="formula", lower=_native_conv_weight, doc="The correlation of images with outputs: the gradient of conv for its kernels.")  # fmt: skip
+       shape=_conv_weight_shape, batch=_conv_weight_batch, reference="formula", lower=_native_conv_weight, kernel="forward", doc="The correlation of images with outputs: the gradient of conv for its kernels.")  # fmt: skip

@@ -53,11 +53,11 @@ def _log_softmax(xp: Namespace, x: Value, axis: int) -> Any:
 
 define("softmax", in_float32(_softmax, raw), _softmax_rule, jvp=_softmax_rule, saves="y", kind="general", params=("axis",),
        fused=_softmax, batch="leading",
-       method=True, reference="formula", doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
+       method=True, reference="formula", kernel="all", doc="exp(x) / Σ exp(x) along an axis.")  # fmt: skip
 define("log_softmax", in_float32(_log_softmax, raw),
        lambda xp, g, y, x, axis: g - xp.exp(y) * xp.sum(g, axis=(axis,), keepdims=True),
        jvp=lambda xp, t, y, x, axis: t - xp.sum(xp.exp(y) * t, axis=(axis,), keepdims=True),
-       saves="y", kind="general", params=("axis",), fused=_log_softmax, batch="leading", method=True, reference="formula", doc="log softmax(x) along an axis.")  # fmt: skip
+       saves="y", kind="general", params=("axis",), fused=_log_softmax, batch="leading", method=True, reference="formula", kernel="all", doc="log softmax(x) along an axis.")  # fmt: skip
 
 
 # The cross entropy with class indices: -log softmax(x)[t] along the last axis ------------------
@@ -81,7 +81,7 @@ def _softmax_nll_rule(xp: Namespace, g: Value, y: Value, x: Value, t: Value) -> 
 
 define("softmax_nll", in_float32(_softmax_nll, raw), _softmax_nll_rule, None, saves="xt", kind="general",
        fused=_softmax_nll, batch="leading",
-       reference="formula", doc="The cross entropy of softmax(x) along the last axis and the class indices t.")  # fmt: skip
+       reference="formula", kernel="all", doc="The cross entropy of softmax(x) along the last axis and the class indices t.")  # fmt: skip
 
 
 # Linear layer ----------------------------------------------------------------------------------
@@ -276,10 +276,10 @@ def _rms_standardize_rule(
 
 define("standardize", in_float32(_standardize, raw), joint=_standardize_rule, arity=1, outputs=3, saves=("out",), kind="general",
        params=("axis", "eps"), fused=_standardize, batch="leading",
-       reference="formula", doc="(x - mean) / √(var + eps) over axes; the mean; the variance.")  # fmt: skip
+       reference="formula", kernel="all", doc="(x - mean) / √(var + eps) over axes; the mean; the variance.")  # fmt: skip
 define("rms_standardize", in_float32(_rms_standardize, raw), joint=_rms_standardize_rule, arity=1, outputs=2, saves=("out",),
        kind="general", params=("axis", "eps"), fused=_rms_standardize, batch="leading",
-       reference="formula", doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
+       reference="formula", kernel="all", doc="x / √(mean x² + eps) over axes; the mean square.")  # fmt: skip
 
 
 # Layer norm over the last axis; the number 1 means no weight, 0 means no bias ---------------------
@@ -330,7 +330,7 @@ def _layer_norm_rule(
 
 define("layer_norm", in_float32(_layer_norm, raw), joint=_layer_norm_rule, arity=3, saves="xw", kind="general", params=("eps",),
        fused=_layer_norm,
-       reference="formula", doc="(x - mean) / √(var + eps) · w + b over the last axis.")  # fmt: skip
+       reference="formula", kernel="all", doc="(x - mean) / √(var + eps) · w + b over the last axis.")  # fmt: skip
 
 
 # LSTM ------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def _lstm_cell_rule(
 
 define("lstm_cell", in_float32(_lstm_cell, raw), joint=_lstm_cell_rule, arity=2, outputs=2, saves=("gates", "c", "out"),
        kind="general", fused=_lstm_cell, batch="leading",
-       reference="formula", doc="One step of an LSTM, given its gates (input, forget, cell, output) and its cell: the output and the new cell.")  # fmt: skip
+       reference="formula", kernel="all", doc="One step of an LSTM, given its gates (input, forget, cell, output) and its cell: the output and the new cell.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

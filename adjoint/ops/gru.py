@@ -241,8 +241,8 @@ def _native_gru_pull(xp: Primitives, gh: View, ga: View, k: View, w: View) -> tu
 
 define("gru_sequence", _gru_sequence, joint=_gru_sequence_rule, arity=4, outputs=2, saves=("w", "h", "out"),
        kind="general", batch=_recurrent_batch,
-       shape=_sequence_shape(3, 4), reference="formula", lower=_native_gru_sequence, doc="A GRU over a whole sequence: the hidden states of all steps, and the gates.")  # fmt: skip
+       shape=_sequence_shape(3, 4), reference="formula", lower=_native_gru_sequence, kernel="forward", doc="A GRU over a whole sequence: the hidden states of all steps, and the gates.")  # fmt: skip
 define("gru_push", _gru_push, joint=_gru_push_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
        batch=_recurrent_batch, shape=_linear_shape(3, 4, (3, 1), (1, 3)), reference="formula", doc="The tangents of a GRU's states, propagated forwards in time.")  # fmt: skip
 define("gru_pull", _gru_pull, joint=_gru_pull_rule, arity=4, outputs=2, saves=("k", "w", "out"), kind="general",
-       batch=_recurrent_batch, shape=_linear_shape(3, 4, (1, 3), (3, 1)), reference="formula", lower=_native_gru_pull, doc="The gradients of a GRU's gates and states, propagated backwards in time.")  # fmt: skip
+       batch=_recurrent_batch, shape=_linear_shape(3, 4, (1, 3), (3, 1)), reference="formula", lower=_native_gru_pull, kernel="forward", doc="The gradients of a GRU's gates and states, propagated backwards in time.")  # fmt: skip

@@ -93,10 +93,10 @@ def _native_window_spread(xp: Primitives, g: View, size: Shape, kernel: Shape, *
 _WINDOW = ("kernel", "stride", "padding", "dilation")
 define("window_sum", _window_sum,
        lambda xp, g, y, x, kernel, **at: xp.window_spread(g, size=x.shape[-len(kernel):], kernel=kernel, **at),
-       kind="linear", params=_WINDOW, batch="leading", reference="formula", lower=lambda xp, x, **at: functools.reduce(operator.add, _native_slices(xp, x, value=0, **at)), sparsity="sliding", doc="The sum of each window.")  # fmt: skip
+       kind="linear", params=_WINDOW, batch="leading", reference="formula", lower=lambda xp, x, **at: functools.reduce(operator.add, _native_slices(xp, x, value=0, **at)), sparsity="sliding", kernel="forward", doc="The sum of each window.")  # fmt: skip
 define("window_spread", in_float32(_window_spread),
        lambda xp, g, y, x, size, **at: xp.window_sum(g, **at),
-       kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", lower=_native_window_spread, sparsity="sliding", doc="Each element added to all positions of its window: the adjoint of the sum of each window.")  # fmt: skip
+       kind="linear", params=("size", *_WINDOW), batch="leading", reference="formula", lower=_native_window_spread, sparsity="sliding", kernel="forward", doc="Each element added to all positions of its window: the adjoint of the sum of each window.")  # fmt: skip
 
 
 def lowest(dtype: Any) -> Any:
@@ -201,15 +201,15 @@ define("max_pool", _max_pool,
        lambda xp, g, y, x, **at: xp.max_spread(g, x, y, **at),
        saves="xy", kind="general", params=_WINDOW, selects=True,
        jvp=lambda xp, t, y, x, **at: xp.max_gather(t, x, y, **at),
-       batch="leading", reference="formula", lower=lambda xp, x, **at: functools.reduce(xp.maximum, _native_slices(xp, x, value=lowest(x.dtype), **at)), doc="The maximum of each window; elements that tie for it share the gradient equally.")  # fmt: skip
+       batch="leading", reference="formula", lower=lambda xp, x, **at: functools.reduce(xp.maximum, _native_slices(xp, x, value=lowest(x.dtype), **at)), kernel="forward", doc="The maximum of each window; elements that tie for it share the gradient equally.")  # fmt: skip
 define("max_spread", in_float32(_max_spread),
        lambda xp, h, z, g, x, y, **at: xp.max_gather(h, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,
-       batch="leading", reference="formula", lower=_native_max_spread, doc="Each element added to the positions of the maxima of its window, in equal shares.")  # fmt: skip
+       batch="leading", reference="formula", lower=_native_max_spread, kernel="forward", doc="Each element added to the positions of the maxima of its window, in equal shares.")  # fmt: skip
 define("max_gather", in_float32(_max_gather),
        lambda xp, g, z, h, x, y, **at: xp.max_spread(g, x, y, **at), None, None,
        saves="xy", kind="linear", params=_WINDOW,
-       batch="leading", reference="formula", lower=_native_max_gather, doc="The mean of the elements at the maxima of each window.")  # fmt: skip
+       batch="leading", reference="formula", lower=_native_max_gather, kernel="forward", doc="The mean of the elements at the maxima of each window.")  # fmt: skip
 
 
 # Public functions ------------------------------------------------------------------------------

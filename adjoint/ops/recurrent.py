@@ -581,10 +581,10 @@ def _native_lstm_pull(xp: Primitives, gh: View, gc: View, ga: View, k: View, w: 
 
 define("lstm_sequence", _lstm_sequence, joint=_lstm_sequence_rule, arity=5, outputs=3, saves=("w", "h", "out"),
        kind="general", batch=_recurrent_batch,
-       shape=_sequence_shape(4, 6), reference="formula", lower=_native_lstm_sequence, doc="An LSTM over a whole sequence: the hidden states of all steps, the last cell, and the values that the derivative needs.")  # fmt: skip
+       shape=_sequence_shape(4, 6), reference="formula", lower=_native_lstm_sequence, kernel="forward", doc="An LSTM over a whole sequence: the hidden states of all steps, the last cell, and the values that the derivative needs.")  # fmt: skip
 define("lstm_slopes", _lstm_slopes, _lstm_slopes_rule, saves=("parts",), kind="general", batch="leading",
-       shape=like_first, reference="formula", lower=_native_lstm_slopes, doc="The derivatives of each step of an LSTM, from its saved values.")  # fmt: skip
+       shape=like_first, reference="formula", lower=_native_lstm_slopes, kernel="forward", doc="The derivatives of each step of an LSTM, from its saved values.")  # fmt: skip
 define("lstm_push", _lstm_push, joint=_lstm_push_rule, arity=4, outputs=3, saves=("k", "w", "out"), kind="general",
        batch=_recurrent_batch, shape=_linear_shape(4, 6, (4, 1), (1, 1, 4)), reference="formula", doc="The tangents of an LSTM's states, propagated forwards in time.")  # fmt: skip
 define("lstm_pull", _lstm_pull, joint=_lstm_pull_rule, arity=5, outputs=2, saves=("gh", "k", "w", "out"),
-       kind="general", batch=_recurrent_batch, shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), reference="formula", lower=_native_lstm_pull, doc="The gradients of an LSTM's gates and cells, propagated backwards in time.")  # fmt: skip
+       kind="general", batch=_recurrent_batch, shape=_linear_shape(4, 6, (1, 1, 4), (4, 1)), reference="formula", lower=_native_lstm_pull, kernel="forward", doc="The gradients of an LSTM's gates and cells, propagated backwards in time.")  # fmt: skip

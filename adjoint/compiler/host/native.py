@@ -125,6 +125,34 @@ class Schedule(Plan):
         """Return the address of the record (the description of a kernel call) with index ``k``."""
         return int(self.records.ctypes.data) + 8 * pool.RECORD * k
 
+    def entry_of(
+        self, given: Sequence[Any], arguments: int, writes: Sequence[tuple[Any, int]] = (),
+        grads: Sequence[tuple[Any, int]] = (), reuses: dict[int, int] | None = None,
+        counters: Sequence[tuple[Any, str]] = (),
+    ) -> Entry | None:  # fmt: skip
+        """Return a native entry for the inputs ``given``, tuples as ``Given``; see ``Native.entry_for``."""
+        whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
+        plain = all(v.node.id in self.made for v in self.results)
+        if not whole or not plain or layout() is None:
+            return None
+        made = [Made(v.dtype, v.shape, (reuses or {}).get(k)) for k, v in enumerate(self.fresh)]
+        rows = [
+            Record(function, [self._entry_slot(s) for s in slots], cuts)
+            for function, slots, cuts in zip(self.functions, self.slots, self.cuts, strict=True)
+        ]
+        flags = [c.ctypes.data for c in self.checks]
+        return Entry(
+            records=rows, given=[Given(*g) for g in given], made=made, arguments=arguments,
+            nanoseconds=int(self.estimate), helpers=self.helpers(), checks=flags,
+            held=(self.arena, self.graph, self.kernels), writes=writes, grads=grads, runs=self.runs,
+            always_writes=reuses is not None, checked=self.checked, counters=counters,
+        )  # fmt: skip
+
+    def _entry_slot(self, s: Any) -> Any:
+        """Return a slot in the form for ``Entry``: the address of a float becomes ("given", its index)."""
+        at = s - self.numbers.ctypes.data if isinstance(s, int) else -1
+        return ("given", at // 8) if 0 <= at < self.numbers.nbytes else s
+
     def helpers(self) -> int:
         """Start the helper threads that the program can use; return their number, which may be 0."""
         return pool.start(self.threads) if self.threads > 1 and self.helped else 0
@@ -177,31 +205,11 @@ class Native(Schedule):
         arguments.  ``reuses`` maps an output to the input whose memory the output gets; if it is given, the
         entry always writes the tensors.
         """
-        whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
-        plain = all(v.node.id in self.made for v in self.results)
-        if not whole or not plain or layout() is None:
-            return None
         given = [
             Given(owner, s.value.dtype, None if s.value.weak else tuple(s.value.shape))
             for owner, s in zip(owners, self.program.sources, strict=True)
         ]
-        made = [Made(v.dtype, v.shape, (reuses or {}).get(k)) for k, v in enumerate(self.fresh)]
-        rows = [
-            Record(function, [self._entry_slot(s) for s in slots], cuts)
-            for function, slots, cuts in zip(self.functions, self.slots, self.cuts, strict=True)
-        ]
-        flags = [c.ctypes.data for c in self.checks]
-        return Entry(
-            records=rows, given=given, made=made, arguments=arguments, nanoseconds=int(self.estimate),
-            helpers=self.helpers(), checks=flags, held=(self.arena, self.graph, self.kernels), writes=writes,
-            grads=grads, runs=self.runs, always_writes=reuses is not None, checked=self.checked,
-            counters=counters,
-        )  # fmt: skip
-
-    def _entry_slot(self, s: Any) -> Any:
-        """Return a slot in the form for ``Entry``: the address of a float becomes ("given", its index)."""
-        at = s - self.numbers.ctypes.data if isinstance(s, int) else -1
-        return ("given", at // 8) if 0 <= at < self.numbers.nbytes else s
+        return self.entry_of(given, arguments, writes=writes, grads=grads, reuses=reuses, counters=counters)
 
     # A call ------------------------------------------------------------------------------------------
 

@@ -13,9 +13,10 @@ from adjoint.compiler.program.program import Instruction, Program
 from adjoint.compiler.program.symbols import Number, Symbolic, copying
 from adjoint.core.native import NotNative
 
-__all__ = ["Lowered"]
+__all__ = ["FAILURES", "Lowered"]
 
-_FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexError)
+# What a function raises if it cannot be written with primitives.
+FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexError)
 
 
 class Lowered:
@@ -68,7 +69,7 @@ class Lowered:
         self.graph.current = i.op.name
         try:
             outs = self._native(i, args)
-        except _FAILURES as error:
+        except FAILURES as error:
             del self.graph.checks[checks:]
             specs = [(tuple(o.shape), o.dtype, bool(o.weak)) for o in i.outs]
             outs = self.graph.call(i, args, specs)

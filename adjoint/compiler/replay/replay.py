@@ -283,7 +283,7 @@ def forward_of(i: Instruction) -> Callable[..., Any]:
     """Return the function that computes an instruction, in several threads if ``is_spread(i)``."""
     if is_spread(i):
         return partial(function_in_pieces, UFUNCS.get(i.op.forward, i.op.forward))
-    forward: Callable[..., Any] = i.op.forward
+    forward: Callable[..., Any] = getattr(i.op, "plain", None) or i.op.forward
     return forward
 
 

@@ -1,0 +1,114 @@
+"""A single function of a namespace as native code: the kernels of ops in eager mode (``core/kernels.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from adjoint.compiler.build import units
+from adjoint.compiler.emit.machine import has_llvm
+from adjoint.compiler.host.entry import layout
+from adjoint.compiler.host.native import Schedule, contiguous
+from adjoint.compiler.lower.graph import DTYPES, Dataflow, View
+from adjoint.compiler.lower.lower import FAILURES
+from adjoint.compiler.lower.primitives import Primitives
+
+__all__ = ["single"]
+
+
+class _Single(Schedule):
+    """The kernels of a function of arrays with given shapes and dtypes, and its results as indices."""
+
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], params: dict[str, Any]) -> None:
+        units.prepare()
+        graph = Dataflow()
+        views: list[View] = []
+        given = _replaced(args, lambda a: _source(graph, views, a))
+        made = function(Primitives(graph), *given, **params)
+        self.through: list[int] = []  # by leaf of the result: an array that is returned unchanged, or -1
+        outs: list[View] = []
+        self.tree = _replaced(made, lambda v: self._leaf(v, views, outs))
+        super().__init__(graph, outs, len(views))
+        self.entry = self.entry_of([(k, v.dtype, v.shape) for k, v in enumerate(views)], len(views))
+        self.places = [self.made[v.node.id] for v in self.results]
+
+    def _leaf(self, value: Any, views: list[View], outs: list[View]) -> Any:
+        """Note a leaf of the result; return its index."""
+        if not isinstance(value, View):
+            return value
+        same = [k for k, v in enumerate(views) if v.node is value.node and value.is_whole()]
+        self.through.append(same[0] if same and views[same[0]].shape == value.shape else -1)
+        if self.through[-1] < 0:
+            outs.append(value)
+        return _Index(len(self.through) - 1)
+
+
+class _Index(int):
+    """The index of a leaf of a result."""
+
+
+def _source(graph: Dataflow, views: list[View], a: Any) -> Any:
+    """Return an argument for the function: a view for an array, other values unchanged."""
+    if type(a) is not np.ndarray:
+        return a
+    if a.dtype not in DTYPES:
+        raise TypeError(f"{a.dtype} has no native form")
+    views.append(graph.source(len(views), a.shape, a.dtype))
+    return views[-1]
+
+
+def _replaced(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a nested tuple or list with ``leaf`` applied to its leaves."""
+    if type(value) is tuple or type(value) is list:
+        return type(value)(_replaced(v, leaf) for v in value)
+    return leaf(value)
+
+
+class _Kernel:
+    """Runs the kernels of a function.  Each call that runs at the same time has an instance of its own."""
+
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], params: dict[str, Any]) -> None:
+        spare = [_like(a) for a in args], dict(params)
+        self.build = lambda: _Single(function, *spare)
+        self.free = [self.build()]
+
+    def __call__(self, arrays: list[Any]) -> Any:
+        """Return what the function returns for the arrays; NotImplemented if NumPy must run it."""
+        try:
+            single = self.free.pop()
+        except IndexError:  # in use by other threads
+            single = self.build()
+        found = single.entry.call(*arrays)
+        if found is NotImplemented:
+            found = single.entry.call(*map(contiguous, arrays))
+        self.free.append(single)
+        if found is NotImplemented:
+            return found
+        outs = iter(single.places)
+        leaves = [found[next(outs)] if k < 0 else arrays[k] for k in single.through]
+        if type(single.tree) is _Index:
+            return leaves[0]
+        return _replaced(single.tree, lambda v: leaves[v] if type(v) is _Index else v)
+
+
+def _like(a: Any) -> Any:
+    """Return a stand-in for an argument that keeps no memory alive."""
+    if type(a) is np.ndarray:
+        return np.broadcast_to(np.zeros((), a.dtype), a.shape)
+    return _replaced(a, _like) if type(a) in (tuple, list) else a
+
+
+def single(function: Callable[..., Any], args: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Return a kernel of ``function(xp, *args, **params)`` for arrays like these; None if it has none.
+
+    The kernel is called with a list of all arrays among the arguments, in order.
+    """
+    if not has_llvm() or layout() is None:
+        return None
+    try:
+        kernel = _Kernel(function, args, params)
+    except FAILURES:
+        return None
+    return kernel if kernel.free[0].entry is not None else None
