@@ -14,6 +14,7 @@ from adjoint.compiler.host.native import Schedule, contiguous
 from adjoint.compiler.lower.graph import DTYPES, Dataflow, View
 from adjoint.compiler.lower.lower import FAILURES
 from adjoint.compiler.lower.primitives import Primitives
+from adjoint.core.native import NotNative
 
 __all__ = ["single"]
 
@@ -31,7 +32,10 @@ class _Single(Schedule):
         outs: list[View] = []
         self.tree = _replaced(made, lambda v: self._leaf(v, views, outs))
         super().__init__(graph, outs, len(views))
-        self.entry = self.entry_of([(k, v.dtype, v.shape) for k, v in enumerate(views)], len(views))
+        entry = self.entry_of([(k, v.dtype, v.shape) for k, v in enumerate(views)], len(views))
+        if entry is None:
+            raise NotNative("a part of the function calls NumPy")
+        self.entry = entry
         self.places = [self.made[v.node.id] for v in self.results]
 
     def _leaf(self, value: Any, views: list[View], outs: list[View]) -> Any:
@@ -70,16 +74,15 @@ class _Kernel:
     """Runs the kernels of a function.  Each call that runs at the same time has an instance of its own."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], params: dict[str, Any]) -> None:
-        spare = [_like(a) for a in args], dict(params)
-        self.build = lambda: _Single(function, *spare)
-        self.free = [self.build()]
+        self.form = function, [_like(a) for a in args], dict(params)
+        self.free = [_Single(*self.form)]
 
     def __call__(self, arrays: list[Any]) -> Any:
         """Return what the function returns for the arrays; NotImplemented if NumPy must run it."""
         try:
             single = self.free.pop()
         except IndexError:  # in use by other threads
-            single = self.build()
+            single = _Single(*self.form)
         found = single.entry.call(*arrays)
         if found is NotImplemented:
             found = single.entry.call(*map(contiguous, arrays))
@@ -108,7 +111,6 @@ def single(function: Callable[..., Any], args: Sequence[Any], params: dict[str, 
     if not has_llvm() or layout() is None:
         return None
     try:
-        kernel = _Kernel(function, args, params)
+        return _Kernel(function, args, params)
     except FAILURES:
         return None
-    return kernel if kernel.free[0].entry is not None else None
