@@ -30,9 +30,9 @@ from adjoint.forks import fork_count as fork_count
 from adjoint.forks import held_across_fork as held_across_fork
 
 __all__ = [
-    "compiling", "eager_kernels", "enable_grad", "get_default_dtype", "get_threads", "get_workers", "inference_mode",
-    "is_grad_enabled", "is_inference_mode_enabled", "no_grad", "set_default_dtype", "set_grad_enabled",
-    "set_threads", "set_workers", "threads", "workers",
+    "compiling", "eager_kernels", "enable_grad", "get_default_dtype", "get_threads", "get_workers",
+    "inference_mode", "is_grad_enabled", "is_inference_mode_enabled", "no_grad", "set_default_dtype",
+    "set_grad_enabled", "set_threads", "set_workers", "threads", "workers",
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
 

@@ -18,9 +18,9 @@ from adjoint.errors import InputError
 
 __all__ = [
     "ContextMode", "Repeated", "anomaly", "arriving", "compile_mode", "cpu_level", "crew", "default_dtype",
-    "eager_kernels", "enclosing", "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent", "observer",
-    "reading", "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes", "threads", "tracing",
-    "transform", "within", "workers", "writes",
+    "eager_kernels", "enclosing", "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent",
+    "observer", "reading", "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes", "threads",
+    "tracing", "transform", "within", "workers", "writes",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -25,7 +25,7 @@ LEAST = 1 << 15  # elements of all arrays: NumPy then takes so long that a kerne
 LIMIT = 256  # kernels: with more, as for inputs whose shape changes always, builds would take minutes
 
 Kernel = Callable[[list[Any]], Any]  # gets the arrays of a call, and returns NotImplemented if it cannot run
-# Builds a kernel for a function of a namespace, its arguments and its parameters; None if that is not possible.
+# Builds a kernel for a function of a namespace, its arguments and its parameters; None if it cannot.
 Builder = Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], "Kernel | None"]
 
 # Has a function that imports the compiler and returns its builder.  The package sets it.
@@ -74,7 +74,7 @@ def _size(values: Any) -> int:
 
 
 def _computed(function: Callable[..., Any], args: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Return the result of the kernel of ``function`` for these arguments; NotImplemented if there is none."""
+    """Return the result of the kernel of ``function`` for the arguments; NotImplemented if it has none."""
     arrays: list[Any] = []
     key = function, cpu_level.get(), _key(args, arrays), _key(params.values(), arrays)
     try:

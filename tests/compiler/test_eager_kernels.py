@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,8 @@ def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_known", {})
-    yield
 
 
 def images(*shape: int, **options: Any) -> Arrays:
