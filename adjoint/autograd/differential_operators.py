@@ -1,5 +1,7 @@
 """The operators of autograd."""
 
+from adjoint.autograd.containers import tuple as atuple
+from adjoint.autograd.spaces import vspace
 from adjoint.autograd.transforms import (
     checkpoint,
     deriv,
@@ -23,8 +25,13 @@ from adjoint.autograd.transforms import (
     value_and_grad,
     vector_jacobian_product,
 )
+from adjoint.autograd.transforms import core_make_jvp as _make_jvp
+from adjoint.autograd.transforms import core_make_vjp as _make_vjp
 
 __all__ = [
+    "_make_jvp",
+    "_make_vjp",
+    "atuple",
     "checkpoint",
     "deriv",
     "elementwise_grad",
@@ -46,5 +53,6 @@ __all__ = [
     "unary_to_nary",
     "value_and_grad",
     "vector_jacobian_product",
+    "vspace",
 ]
 __dir__ = sorted(__all__).copy

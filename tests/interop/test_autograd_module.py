@@ -218,6 +218,22 @@ def test_rules_that_use_the_values_of_tensors():
         autograd.jacobian(lambda v: 1 / 0)(x)
 
 
+def test_functions_that_autograd_does_not_trace_return_arrays():
+    def f(x):
+        n = int(np.max((0, np.floor(x[0]))))
+        out = np.zeros_like(x)
+        out[0] = n
+        assert type(np.argmax(x)) is numpy.int64 and type(np.greater(x, 1.0)) is numpy.ndarray
+        assert [type(part) for part in np.nonzero(x)] == [numpy.ndarray] and np.sign(x).flags.writeable
+        return np.sum(x * out) + x[np.argmax(x)] + np.sum(np.sign(x) * x)
+
+    x = numpy.array([2.5, 3.0])
+    assert autograd.grad(f)(x).tolist() == [3.0, 2.0]
+    assert autograd.grad(lambda v: np.sum(np.floor(v)))(x).tolist() == [0.0, 0.0]
+    assert autograd.jacobian(lambda v: np.floor(v) * v)(x).tolist() == [[2.0, 0.0], [0.0, 3.0]]
+    assert np.logical_and.reduce([True, False]) == numpy.False_ and np.floor(x).tolist() == [2.0, 3.0]
+
+
 def test_helpers():
     assert subvals((1, 2), [(1, 5)]) == (1, 5) and subval([1, 2], 0, 7) == (7, 2) and func(len) is len
 

@@ -1,0 +1,109 @@
+"""The libraries of ``tools/ports/run``: requirements, tests, and the reasons of differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["COMMON", "LIBRARIES", "REASONS", "Library"]
+
+COMMON = ["numpy==2.4.6", "scipy==1.17.1", "autograd==1.9.1", "pytest", "pytest-timeout", "setuptools"]
+PANDAS = ["pandas>=2.2,<3", "matplotlib", "formulaic", "autograd-gamma"]
+
+
+@dataclass
+class Library:
+    """A library.
+
+    Parameters
+    ----------
+    what : str
+        What it does.
+    requires : list of str
+        What is installed for its tests; the library itself is imported from its sources.
+    tests : list of str
+        The tests in its sources.
+    sources : str
+        The archive of the index that has the tests; empty if none has, so that a checkout must be named.
+    options : list of str
+        Options of pytest.
+    environment : dict
+        Environment variables.
+    builds : bool
+        Whether its extensions are compiled, which needs a C compiler.
+    """
+
+    what: str
+    requires: list[str]
+    tests: list[str]
+    sources: str = ""
+    options: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    builds: bool = False
+
+
+LIBRARIES = {
+    "lifelines": Library(
+        "survival analysis", [*PANDAS, "flaky", "dill", "statsmodels", "joblib", "psutil"],
+        ["lifelines/tests"], "lifelines==0.30.3",
+    ),
+    # the other backends, and the configuration of the tests, need TensorFlow
+    "pymanopt": Library(
+        "optimisation on manifolds", ["matplotlib"], ["tests"], options=[
+            "--noconftest", "--ignore=tests/backends", "--ignore=tests/test_examples.py",
+            "--ignore=tests/test_problem.py",
+        ],
+        environment={"PYTHONPATH": "src"},
+    ),
+    "ssm": Library(
+        "state-space models", ["numba", "scikit-learn", "tqdm", "cython", "matplotlib", "seaborn"], ["tests"],
+        options=["--deselect=tests/lds_benchmarks.py"], builds=True,
+    ),
+    "paragami": Library("parameters", [], ["paragami/tests"]),
+    "viabel": Library("variational inference", ["paragami", "tqdm"], ["viabel/tests"]),
+    "vittles": Library("sensitivity", ["paragami"], ["vittles/tests"]),
+    # the other tests of geometry do not use derivatives
+    "geomstats": Library(
+        "geometry", ["joblib", "matplotlib", "pandas", "scikit-learn"],
+        [
+            f"tests/tests_geomstats/test_{part}"
+            for part in ("backend", "numerics", "distributions", "information_geometry")
+        ],
+        options=["-m", "not slow"], environment={"GEOMSTATS_BACKEND": "autograd"},
+    ),
+    # the rest does not use derivatives, or takes hours
+    "SurPyval": Library(
+        "survival analysis", [*PANDAS, "numdifftools", "joblib", "pymongo"],
+        ["surpyval/tests/univariate/parametric", "surpyval/tests/utils"], "surpyval==0.25",
+    ),
+    "reliability": Library(
+        "reliability engineering", [*PANDAS, "mplcursors"], ["tests"], "reliability==0.9.0"
+    ),
+    "ceviche": Library(
+        "photonics", ["matplotlib"],
+        ["tests/test_primitives.py", "tests/test_gradients_fdfd.py", "tests/test_gradients_fdfd_complex.py"],
+    ),
+    "legume": Library("photonic crystals", ["matplotlib"], ["tests"], "legume-gme==1.0.3"),
+    "autoptim": Library("optimisation", [], ["autoptim/tests"]),
+    "kernel-gof": Library("tests of fit", ["matplotlib", "future"], ["kgof/test"]),
+    "mici": Library(
+        "Markov chains", ["packaging"], ["tests/test_autodiff.py"], environment={"PYTHONPATH": "src"},
+    ),
+    "momi2": Library(
+        "population genetics",
+        ["cached_property", "networkx", "pandas", "msprime", "seaborn", "pysam", "numdifftools", "cython"],
+        ["test/test_autograd.py", "test/test_tmrca.py", "test/test_normalizing_constant.py"],
+        environment={"PYTHONPATH": "test"}, builds=True,
+    ),
+    "qoc": Library("quantum control", ["h5py", "matplotlib", "filelock", "qutip"], ["tests"]),
+    "machine_learning_refined": Library(
+        "notebooks of a textbook", ["matplotlib", "pandas", "scikit-learn", "ipython"], ["notebooks"],
+    ),
+}  # fmt: skip
+
+# What passes with autograd and fails with adjoint, by the name of the test, and why.
+REASONS: list[tuple[str, str]] = [
+    (
+        r"paragami: .*test_slogdet_3d",
+        "The library expects its own `ValueError`; adjoint has derivatives of `slogdet` of several matrices.",
+    ),
+]
