@@ -4,7 +4,8 @@
 returns the results.  An argument is a view of an array in the graph, or a Python number.  Views have a shape,
 strides and an offset, counted in elements, and the operators of arrays.  ``xp`` has all ops, as in a
 derivative rule, and the methods of ``compiler.lower.primitives.Primitives``; ``xp.graph`` makes nodes
-and views.
+and views.  Half precision is converted to float32 before, and the results are rounded once after;
+``xp.half`` is its dtype, None in other ops.
 
 NumPy runs an op without a native form, and an op whose ``lower`` raises ``NotNative``.
 """

@@ -16,7 +16,7 @@ from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, raw
 from adjoint.core.native import Primitives, View
 from adjoint.ops.erf import normal_distribution
-from adjoint.ops.half import in_float32, keeping_half
+from adjoint.ops.half import in_float32
 from adjoint.typing import Array
 
 __all__ = ["real_only"]
@@ -97,7 +97,7 @@ def _mish_gate(xp: Namespace, x: Value) -> Any:
     return top / (top + xp.where(x > 0, 2 * e * e, 2))
 
 
-define("mish_gate", keeping_half(_mish_gate, raw), lambda xp, g, y, x: xp.sech_squared(g * xp.sigmoid(x), xp.softplus(x)), saves="x", fused=_mish_gate,
+define("mish_gate", in_float32(_mish_gate, raw), lambda xp, g, y, x: xp.sech_squared(g * xp.sigmoid(x), xp.softplus(x)), saves="x", fused=_mish_gate,
        reference="formula", doc="tanh(softplus(x)).")  # fmt: skip
 
 # GELU by tanh ----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from adjoint.core.namespace import Namespace, Value, raw, rec
 from adjoint.core.native import LARGE, NotNative, Primitives, View, floats
 from adjoint.core.record import F32, F64
 from adjoint.core.tensor import Tensor
-from adjoint.ops.half import in_float32, keeping_half
+from adjoint.ops.half import in_float32
 from adjoint.ops.shared_docs import argument_doc
 from adjoint.threads.spread import COSTLY_SIZE, pairs_in_pieces
 from adjoint.typing import Array, ArrayLike
@@ -380,7 +380,7 @@ def _native_tanh(xp: Primitives, x: View) -> View:
     y = xp.primitive("tanh", np.tanh, x)
     if y.dtype != F32 or y.node.op != "tanh":  # in float64, tanh needs more digits than the gap has
         return y
-    (x,) = y.node.args
+    x = xp.cast(x, F32)
     return xp.graph.elementwise("tanh_from_gap", F32, x, xp.primitive("tanh_gap", np.tanh, x))
 
 
@@ -409,7 +409,7 @@ define("logistic_slope", _logistic_slope,
 
 tanh = define("tanh", np.tanh, lambda xp, g, y, x: xp.sech_squared(g, x), saves="x", domain=(-3, 3),
               method=True, costly=True, lower=_native_tanh, doc="Return the hyperbolic tangent.")  # fmt: skip
-sigmoid = define("sigmoid", keeping_half(logistic_function, raw), lambda xp, g, y, x: xp.logistic_slope(g, x), saves="x",
+sigmoid = define("sigmoid", in_float32(logistic_function, raw), lambda xp, g, y, x: xp.logistic_slope(g, x), saves="x",
                  fused=logistic_function, method=True, reference="scipy.special:expit",
                  doc="Return the logistic function 1 / (1 + exp(-x)), stable in both tails.")  # fmt: skip
 asinh = define("asinh", np.arcsinh, lambda xp, g, y, x: g / _root_of_square_plus_one(xp, x), saves="x",

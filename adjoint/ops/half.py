@@ -7,6 +7,7 @@ products return float32.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 from adjoint.core.namespace import Namespace, Value
 from adjoint.core.record import STRONG_NUMBERS
 
-__all__ = ["in_float32", "is_half", "keeping_half", "rounded", "wide", "widened"]
+__all__ = ["computes_in_float32", "in_float32", "is_half", "keeping_half", "rounded", "wide", "widened"]
 
 
 _ARRAYS = (np.ndarray, np.generic)
+_wide_forwards: weakref.WeakSet[Any] = weakref.WeakSet()  # the functions that ``in_float32`` made
 
 
 def is_half(x: Any) -> bool:
@@ -71,7 +73,13 @@ def in_float32(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:
                 return half_forward(*args, **params)
         return forward(*args, **params)
 
+    _wide_forwards.add(wide_forward)
     return wide_forward
+
+
+def computes_in_float32(forward: Callable[..., Any]) -> bool:
+    """Return whether ``in_float32`` made a forward function."""
+    return forward in _wide_forwards
 
 
 def keeping_half(forward: Callable[..., Any], *first: Any) -> Callable[..., Any]:

@@ -123,7 +123,7 @@ def _is_hermitian(x: Array) -> Any:
 
 def _native_is_hermitian(xp: Primitives, x: View) -> View:
     off, size = (xp.max(xp.abs(a), axis=(-2, -1), keepdims=True) for a in (x - xp.matrix_transpose(x), x))
-    return off <= 1e3 * np.finfo(x.dtype).eps * size
+    return off <= 1e3 * float(np.finfo(xp.half or x.dtype).eps) * size
 
 
 def of_triangle(xp: Namespace, g: Value, x: Value, lower: bool) -> Any:

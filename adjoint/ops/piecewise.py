@@ -37,9 +37,14 @@ __all__ = [
 def _nan_to_num(x: Array, nan: float, posinf: float | None, neginf: float | None) -> Any:
     if x.dtype.kind != "V":
         return np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
-    largest = np.nextafter(x.dtype.type(np.inf), x.dtype.type(0)).item()  # np.finfo does not know bfloat16
+    largest = _largest(x.dtype)
     high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
     return np.nan_to_num(wide(x), nan=nan, posinf=high, neginf=low).astype(x.dtype)
+
+
+def _largest(dtype: Any) -> float:
+    """Return the largest finite number of a dtype; ``np.finfo`` does not know bfloat16."""
+    return float(np.nextafter(dtype.type(np.inf), dtype.type(0)))
 
 
 def _native_nan_to_num(
@@ -47,7 +52,7 @@ def _native_nan_to_num(
 ) -> View:
     if x.dtype.kind != "f":
         return x
-    top = float(np.finfo(x.dtype).max)
+    top = _largest(xp.half or x.dtype)
     high, low = top if posinf is None else posinf, -top if neginf is None else neginf
     inner = xp.where(x == math.inf, high, xp.where(x == -math.inf, low, x))
     return xp.where(x != x, nan, inner)
@@ -117,7 +122,7 @@ trunc = define("trunc", np.trunc, zero_rule, selects=True, domain=(0.1, 0.9),
                method=True, lower=True, doc="Round towards 0; the gradient is 0.")  # fmt: skip
 rint = define("rint", np.rint, zero_rule, selects=True, domain=(0.1, 0.4),
               lower=True, doc="Round to the nearest integer, halves to even; the gradient is 0.")  # fmt: skip
-define("round", lambda x, decimals: np.round(x, decimals), zero_rule, params=("decimals",), selects=True,
+define("round", in_float32(lambda x, decimals: np.round(x, decimals)), zero_rule, params=("decimals",), selects=True,
        method=True, lower=_native_round, doc="The values rounded to a number of decimals.")  # fmt: skip
 floor_divide = define("floor_divide", operator.floordiv, zero_rule, zero_rule, ufunc=np.floor_divide, selects=True,
                       domain=((0.6, 0.9), (1.1, 1.9)), method=("__floordiv__", "__rfloordiv__"), lower=True, doc="Return x / y, rounded down; the gradient is 0.")  # fmt: skip

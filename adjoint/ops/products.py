@@ -22,7 +22,7 @@ from adjoint.core.op import Op
 from adjoint.core.shapes import broadcast_shapes, canonical_axis, listed
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, ShapeError
-from adjoint.ops.half import rounded, wide
+from adjoint.ops.half import in_float32, rounded, wide
 from adjoint.ops.shared_docs import argument_doc, mismatch_doc
 from adjoint.tracebacks import hide
 from adjoint.typing import Array, ArrayLike
@@ -174,7 +174,7 @@ def _native_cross(xp: Primitives, x: View, y: View, axis: int) -> View:
 define("matmul", _matmul_arrays, _matmul_dx, _matmul_dy, saves="xy", reads=("y", "x"), kind="bilinear",
        shape=_matmul_shape, ufunc=np.matmul, batch=_matmul_batch, method=("matmul", "__matmul__", "__rmatmul__"), lower=_native_matmul, phrase=_matmul_phrase, memory="new", sparsity="contract", doc="The matrix product.")  # fmt: skip
 # a · (b × c) = b · (c × a) = c · (a × b), so each rule is a cross product, too
-define("cross", lambda x, y, axis: np.cross(x, y, axis=axis),
+define("cross", in_float32(lambda x, y, axis: np.cross(x, y, axis=axis)),
        lambda xp, g, z, x, y, axis: xp.cross(y, g, axis=axis),
        lambda xp, g, z, x, y, axis: xp.cross(g, x, axis=axis), saves="xy", kind="bilinear",
        params=("axis",), batch="elementwise", lower=_native_cross, sparsity="axis", doc="The cross product of vectors of length 3.")  # fmt: skip

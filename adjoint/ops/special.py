@@ -283,11 +283,11 @@ def _log_unless(xp: Namespace, x: Value, y: Value) -> Any:
     return xp.where(flat, 0, xp.log(xp.where(flat, 1, y)))
 
 
-xlogy = define("xlogy", _xlogy,
+xlogy = define("xlogy", in_float32(_xlogy),
                lambda xp, g, z, x, y: g * _log_unless(xp, x, y),
                lambda xp, g, z, x, y: g * _share(xp, x, y), saves="xy", domain=((-2, 2), (0.5, 3)),
                reference="scipy.special:xlogy", lower=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log(y)), doc="Return x log(y), and 0 where x is 0.")  # fmt: skip
-xlog1py = define("xlog1py", _xlog1py,
+xlog1py = define("xlog1py", in_float32(_xlog1py),
                  lambda xp, g, z, x, y: g * xp.where(xp.logical_and(x == 0, y <= -1), 0, xp.log1p(y)),
                  lambda xp, g, z, x, y: g * _share(xp, x, y + 1), saves="xy", domain=((-2, 2), (-0.5, 3)),
                  reference="scipy.special:xlog1py", lower=lambda xp, x, y: xp.where(xp.logical_and(x == 0, y == y), 0.0, x * xp.log1p(y)), doc="Return x log(1 + y), and 0 where x is 0.")  # fmt: skip

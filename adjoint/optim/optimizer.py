@@ -28,6 +28,7 @@ from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError, Tr
 from adjoint.grads.slots import drop
 from adjoint.hints import HintedBase
 from adjoint.interop.notebook import optimizer_html
+from adjoint.ops.half import is_half, wide
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Array, Hyper, ParameterGroup, State, Unit, Update, in_parts, plain_value
 from adjoint.optim.parameters import check_parameter, parameter_list
@@ -483,7 +484,9 @@ class Optimizer(OptimizerRole, metaclass=HintedBase):
             p, g, state, hyper = in_parts(update) if self._complex else update
             hyper = self.numbers(hyper)
             form = form_of(self, state, hyper) if p.dtype.char in "fd" else None
-            if form is None:
+            if is_half(p):
+                parts.append((self._write_half, p, g, state, hyper))
+            elif form is None:
                 parts.append((self._write_pure, p, g, state, hyper))
             else:
                 parts.append((form.write, p, g, state, form.scalars(hyper, p.dtype)))
@@ -499,6 +502,14 @@ class Optimizer(OptimizerRole, metaclass=HintedBase):
             for s in pieces(p.size, bytes_ // p.itemsize):
                 cut.append((write, p[s], g[s], {k: v[s] for k, v in state.items()}, numbers))
         run_parts(_write_part, cut, threads)
+
+    def _write_half(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
+        """Update a parameter of half precision in float32, and round once."""
+        new, old = wide(p), {k: wide(v) for k, v in state.items()}
+        self._write_pure(new, wide(g), old, hyper)
+        p[...] = new
+        for name, value in old.items():
+            state[name][...] = value
 
     def _write_pure(self, p: Array, g: Array, state: State, hyper: Hyper) -> None:
         new, new_state = user_code(self, "apply_one")(raw, p, -g if hyper["maximize"] else g, state, hyper)

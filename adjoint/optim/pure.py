@@ -13,6 +13,8 @@ from adjoint.core.lifted import run_at
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, ShapeError
+from adjoint.ops.half import is_half, widened
+from adjoint.ops.reduce import narrowed
 from adjoint.optim.optimizer import Optimizer
 
 __all__ = ["Pure"]
@@ -152,18 +154,22 @@ class Pure:
             raise ShapeError(
                 f"update: a gradient has shape {g.shape}, but its parameter has shape {p.shape}."
             )
-        g = g if g.dtype == p.dtype else rec.astype(g, dtype=p.dtype)
+        dtype = p.dtype
+        g = g if g.dtype == dtype else rec.astype(g, dtype=dtype)
+        p, g = widened(rec, p), widened(rec, g)  # half precision is updated in float32, and rounded once
         fitting = {
             k: rec.astype(v, dtype=p.dtype) if isinstance(v, Tensor) and v.dtype != p.dtype else v
             for k, v in hyper.items()
         }
-        kept = {name: asarray(value) for name, value in slots.items()}
-        return user_code(self._optimizer, "apply_one")(rec, p, -g if hyper["maximize"] else g, kept, fitting)
+        kept = {name: widened(rec, asarray(value)) for name, value in slots.items()}
+        apply_one = user_code(self._optimizer, "apply_one")
+        new, fresh = apply_one(rec, p, -g if hyper["maximize"] else g, kept, fitting)
+        return narrowed(new, dtype), {k: narrowed(v, asarray(slots[k]).dtype) for k, v in fresh.items()}
 
 
 def _checked(p: Any) -> Tensor:
     """Return a parameter as a tensor; raise if its dtype is not a real float."""
     p = asarray(p)
-    if p.dtype.kind != "f":
+    if p.dtype.kind != "f" and not is_half(p):
         raise DTypeError(f"Pure: a parameter must have a real float dtype, but one has {p.dtype}.")
     return p

@@ -22,6 +22,7 @@ from adjoint.core.lifted import located, refusal
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
+from adjoint.ops.half import widened
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Unit
 from adjoint.threads.spread import ALONE
@@ -348,9 +349,12 @@ class _Update:
         g = dyn.reshape(self.grads[id(p)], shape=(p.size,))
         g = g if g.dtype == p.dtype else dyn.astype(g, dtype=p.dtype)
         flat = dyn.reshape(trace.value(p), shape=(p.size,))
+        g, flat = widened(dyn, g), widened(dyn, flat)  # as ``Optimizer._write_half``
+        parts = {k: widened(dyn, v) for k, v in parts.items()}
         new, fresh = user_code(self.optimizer, "apply_one")(
             dyn, flat, -g if hyper["maximize"] else g, parts, hyper
         )
+        new = new if new.dtype == p.dtype else dyn.astype(new, dtype=p.dtype)
         trace.replace(p, dyn.reshape(new, shape=p.shape))
         return at, {
             k: v if v.dtype == state[k].dtype else dyn.astype(v, dtype=state[k].dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hard_values import hard_arguments, ulps
-from test_compiled_ops import DIFFERENTIABLE, as_dtype, forward, scalar, waves
+from test_compiled_ops import BFLOAT16, DIFFERENTIABLE, as_dtype, forward, scalar, takes, waves
 
 import adjoint as ad
 from adjoint import tree
@@ -48,12 +48,15 @@ def check(found: Any, wanted: Any, units: float) -> None:
     """Compare results; ``units`` are in the last place of the largest number."""
     for a, b in zip(arrays_of(found), arrays_of(wanted), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
-        if b.dtype.kind != "f":
+        if b.dtype.kind not in "fV":
             np.testing.assert_array_equal(a, b)
             continue
+        eps = ad.finfo(b.dtype).eps
+        if b.dtype.itemsize == 2:
+            a, b = a.astype("f4"), b.astype("f4")
         scale = np.abs(b[np.isfinite(b)]).max(initial=1.0)
         with np.errstate(all="ignore"):
-            near = np.abs(a - b) <= units * np.finfo(b.dtype).eps * scale
+            near = np.abs(a - b) <= units * eps * scale
         assert ((a == b) | near | (np.isnan(a) & np.isnan(b))).all(), (a, b)
 
 
@@ -84,9 +87,41 @@ def test_forward(case: Case, dtype: str) -> None:
             check(compiled(*given), wanted, 8)
 
 
+def as_half(case: Case, dtype: str) -> Any:
+    """Return the op of a case as a function, and its arguments in half precision."""
+    f, arrays = forward(as_dtype(case, "f8"))
+    return f, [wrap(x.numpy().astype(dtype)) if x.dtype.kind == "f" else x for x in arrays]
+
+
+@pytest.mark.parametrize("dtype", ["f2", *BFLOAT16])
+@pytest.mark.parametrize("case", REAL, ids=str)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_half_precision(case: Case, dtype: str) -> None:
+    """Each op is computed in float32 and rounded once, as in eager mode; so almost all results are equal."""
+    if not takes(case, dtype) or (dtype != "f2" and case is not LARGEST.get(case.op)):
+        return
+    f, arrays = as_half(case, dtype)
+    compiled = ad.compile(f, backend="native")
+    check_halves(compiled(*arrays), f(*arrays))
+    if OPS[case.op].kind != "elementwise" or case.op in PULLS or numpy_calls(case, "f4"):
+        return
+    for value in (np.nan, np.inf, -np.inf, 6e4, 6e-8):
+        given = [wrap(spoilt(x.numpy(), value)) for x in arrays]
+        check_halves(compiled(*given), f(*given))
+
+
+def check_halves(found: Any, wanted: Any) -> None:
+    for a, b in zip(arrays_of(found), arrays_of(wanted), strict=True):
+        half = b.dtype.itemsize == 2 and b.dtype.kind in "fV"
+        check(a, b, 1 if half else 8)
+        if half:
+            differ = (a != b) & ~(np.isnan(a) & np.isnan(b))
+            assert differ.sum() <= max(1, 0.02 * b.size)
+
+
 def spoilt(x: Any, value: float) -> Any:
     """Return an array of floats with one element replaced; other arrays unchanged."""
-    if x.dtype.kind == "f" and x.size:
+    if x.dtype.kind in "fV" and x.size:
         x = x.copy(order="K")
         x[np.unravel_index(x.size // 2, x.shape)] = value
     return x

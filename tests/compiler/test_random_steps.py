@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import random
 
-import numpy as np
 import pytest
+from random_programs import CLOSE
 from random_steps import Plan, assert_close, run, run_beside, same
 
 import adjoint as ad
@@ -46,7 +46,7 @@ def partial_sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def check_numbers(seed: int, calls: int = 3) -> None:
     """Compare a step by replay and native code, at one level of vectors, with the eager one."""
     plan = Plan(seed)
-    tolerance = 1e-5 if plan.dtype == np.float32 else 1e-12
+    tolerance = CLOSE[plan.dtype]
     for found, wanted in run_beside(plan, REPLAY, calls):
         assert same(found, wanted)
     assert all(map(same, run(plan, REPLAY, 5), run(plan, lambda step: step, 5)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +31,18 @@ SHAPES = [
     (65, 1),
 ]
 FLOATS = ("f4", "f8")
+HALVES = [np.dtype("f2")]
+with contextlib.suppress(ImportError):
+    import ml_dtypes
+
+    HALVES.append(np.dtype(ml_dtypes.bfloat16))
+# differences of native code from eager mode; in half precision, one of many results may be rounded to a neighbour
+CLOSE = {
+    np.dtype("f4"): 1e-5,
+    np.dtype("f8"): 1e-12,
+    HALVES[0]: 0.01,
+    HALVES[-1]: 0.08 if len(HALVES) > 1 else 0.01,
+}
 
 UNARY: list[Callable[[Any], Any]] = [
     ad.tanh, ad.exp, ad.sin, ad.abs, ad.relu, ad.sqrt, ad.square, ad.sigmoid, ad.floor, ad.sign,
@@ -41,6 +54,12 @@ BINARY: list[Callable[[Any, Any], Any]] = [
     lambda a, b: ad.where(a > b, a, b), ad.hypot, ad.copysign,
 ]  # fmt: skip
 REDUCED = [ad.sum, ad.mean, ad.max, ad.min, ad.logsumexp, ad.var]
+
+
+def drawn_dtype(seed: int, usual: str) -> Any:
+    """Return the dtype of a program: ``usual`` or, for some seeds, half precision."""
+    r = np.random.default_rng((seed, 79))
+    return HALVES[r.integers(len(HALVES))] if r.random() < 0.4 else np.dtype(usual)
 
 
 def number(x: Any) -> Any:

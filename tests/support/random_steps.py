@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from random_programs import strided
+from random_programs import drawn_dtype, strided
 
 import adjoint as ad
 from adjoint import optim, tree
@@ -43,7 +43,7 @@ class Plan:
     def __init__(self, seed: int, large: bool = False) -> None:
         r = np.random.default_rng(seed)
         self.seed = seed
-        self.dtype = np.dtype(("f4", "f8")[r.integers(2)])
+        self.dtype = drawn_dtype(seed, ("f4", "f8")[r.integers(2)])
         widths, rows = (WIDE, MANY) if large else (WIDTHS, ROWS)
         self.sizes = [int(r.choice(widths)) for _ in range(r.integers(2, 5))]
         if r.random() < 0.3:
@@ -252,10 +252,12 @@ def same(found: list[Any], wanted: list[Any]) -> bool:
 def assert_close(found: list[Any], wanted: list[Any], tolerance: float) -> None:
     """Raise if two results of a step differ by more than a tolerance, relative to the largest element."""
     for x, y in zip(found, wanted, strict=True):
-        if not isinstance(y, np.ndarray) or y.dtype.kind != "f":
+        if not isinstance(y, np.ndarray) or y.dtype.kind not in "fV":
             assert np.array_equal(x, y)
             continue
         assert x.shape == y.shape and x.dtype == y.dtype
+        if x.dtype.itemsize == 2:
+            x, y = x.astype(float), y.astype(float)
         scale = np.abs(y[np.isfinite(y)]).max(
             initial=1e-2
         )  # gradients are sums of such numbers, which cancel

@@ -14,7 +14,8 @@ from adjoint.core.tensor import Tensor
 State = dict[str, Any]
 
 BACKENDS = ["replay"]  # the last one is used; native code is compared within a tolerance
-CLOSE = {"f4": (1e-5, 1e-6), "f8": (1e-12, 1e-13)}  # relative and absolute, for each call so far
+# relative and absolute, for each call so far
+CLOSE = {"f4": (1e-5, 1e-6), "f8": (1e-12, 1e-13), "f2": (1e-3, 1e-4), "V2": (8e-3, 1e-3)}  # V2: bfloat16
 SLACK = [1]  # the last one is a factor of these
 
 
@@ -29,7 +30,7 @@ def same(found: Any, wanted: Any, calls: int) -> bool:
     if isinstance(found, tuple) and len(found) == 3 and isinstance(found[2], bytes):
         if found[:2] != wanted[:2] or (close := CLOSE.get(np.dtype(found[1]).str[1:])) is None:
             return bool(found == wanted)
-        a, b = (np.frombuffer(x[2], x[1]) for x in (found, wanted))
+        a, b = (np.frombuffer(x[2], x[1]).astype(float) for x in (found, wanted))
         return np.allclose(a, b, *(c * calls * SLACK[-1] for c in close), equal_nan=True)
     if isinstance(found, float):
         return bool(np.isclose(found, wanted, 1e-5 * calls, equal_nan=True))

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.emit.arithmetic import Arithmetic
+from adjoint.compiler.emit.halves import narrowed, widened
 from adjoint.compiler.emit.math import emit as emit_math
-from adjoint.compiler.emit.values import Value, element_of
+from adjoint.compiler.emit.values import HALVES, Value, element_of
 from adjoint.compiler.lower.graph import Primitive
 
 __all__ = ["apply", "combine", "neutral"]
@@ -40,7 +41,13 @@ _INTEGERS: dict[str, Callable[..., Value]] = {
 
 
 def apply(w: Arithmetic, op: str, given: Any, made: Any, *x: Value) -> Value:
-    """Emit the primitive ``op`` of operands ``x`` of dtype ``given``; the result has the dtype ``made``."""
+    """Emit the primitive ``op`` of operands ``x`` of dtype ``given``; the result has the dtype ``made``.
+
+    Operands of half precision are converted to float32, unless the result has half precision too.
+    """
+    if made.name not in HALVES and any(v.element in HALVES.values() for v in x):
+        x = tuple([widened(w, v) for v in x])
+        given = np.dtype(np.float32) if given.name in HALVES else given
     if op in _PLAIN:
         return _PLAIN[op](w, *x)
     if op == "astype":
@@ -65,6 +72,12 @@ def apply(w: Arithmetic, op: str, given: Any, made: Any, *x: Value) -> Value:
 def cast(w: Arithmetic, x: Value, given: Any, made: Any) -> Value:
     """Emit a conversion between dtypes; a float out of range gives what x86 processors give."""
     element = element_of(made)
+    if given.name in HALVES:
+        return cast(w, widened(w, x), np.dtype(np.float32), made)
+    if made.name in HALVES:
+        if given.kind != "f":
+            x = cast(w, x, given, np.dtype(np.float32))
+        return narrowed(w, x, element)
     if given.kind == "f" and made.kind in "iu":
         wide = _to_int64(w, x)
         if made == np.dtype(np.uint64):  # for 2^63 and above: subtract 2^63, convert, and add it again

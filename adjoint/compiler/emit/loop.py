@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.emit.elementwise import apply, combine, neutral
+from adjoint.compiler.emit.halves import widened
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.nest import LIGHT, Nest, Place, weight
 from adjoint.compiler.emit.values import Index, Value, element_of
@@ -338,7 +339,7 @@ class LoopNest(Nest):
         at = self._partial_sum_at(n, first.at)
         found = w.load(at, element_of(n.dtype), first.lanes, first.mask)
         for lane in lanes:
-            found = combine(w, n, found, self._operand(n, 0, lane, t))
+            found = combine(w, n, found, self._term(n, lane, t))
         w.store(found, at, first.mask)
 
     def _partial_sum_at(self, n: Primitive, at: Index) -> Value:
@@ -374,7 +375,7 @@ class LoopNest(Nest):
         keys = self._accumulators(t)
         for n in self.group.nodes:
             if n.id in keys:
-                parts = [self._operand(n, 0, lane, t) for lane in lanes]
+                parts = [self._term(n, lane, t) for lane in lanes]
                 made[n.id] = [self._added(n, sums.get(n.id), i, x, lanes[i]) for i, x in enumerate(parts)]
             elif n.op == "partial" and self.stage[n.id] == t:
                 for k in range(0, len(lanes), self.together):
@@ -448,6 +449,10 @@ class LoopNest(Nest):
         for i, p in enumerate(parts):
             found = self.w.insert(found, p, i)
         return found
+
+    def _term(self, n: Primitive, lane: Lane, t: int) -> Value:
+        """Return a vector of the operand of the reduction ``n`` in stage ``t``."""
+        return widened(self.w, self._operand(n, 0, lane, t))
 
     def _operand(self, n: Primitive, k: int, lane: Lane, t: int) -> Value:
         """Return operand ``k`` of ``n`` for one vector in stage ``t``; load it if it is not known yet."""

@@ -65,6 +65,11 @@ class Machine(NamedTuple):
     cores: int
     flush: bool = False  # whether kernels treat subnormal numbers as 0
 
+    @property
+    def halves(self) -> bool:
+        """Whether the processor converts between float16 and float32."""
+        return self.level == "neon" or (self.level in ("avx512", "avx2") and "+f16c" in self.features)
+
     def lanes(self, dtype: Any) -> int:
         """Return how many elements of ``dtype`` fit into one vector register."""
         return max(1, self.width // max(1, np.dtype(dtype).itemsize))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.emit.elementwise import apply, combine, neutral
+from adjoint.compiler.emit.halves import widened
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.nest import weight
 from adjoint.compiler.emit.repeat import copy_bytes, operand_slots, same_bytes
@@ -212,7 +213,7 @@ class _Small:
         return [apply(self.w, n.op, given, n.dtype, *column) for column in columns]
 
     def _reduce(self, n: Primitive) -> list[Value]:
-        values = self._all(n.args[0])
+        values = [widened(self.w, x) for x in self._all(n.args[0])]
         length = n.args[0].shape[-1]
         if not length:
             return [self.w.const(neutral(n) or 0, element_of(n.dtype))] * n.size

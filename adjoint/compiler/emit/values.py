@@ -1,4 +1,8 @@
-"""Values of LLVM IR: typed names and literals, and the types of NumPy's dtypes."""
+"""Values of LLVM IR: typed names and literals, and the types of NumPy's dtypes.
+
+The elements "f16" (float16) and "bf16" (bfloat16) are bits in an ``i16``: kernels move them, and compute with
+the float32 that ``emit.halves`` makes of them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["FLOATING", "Index", "Value", "element_of", "literal", "parameter", "size_of", "stored_as"]
+__all__ = [
+    "FLOATING", "HALVES", "Index", "Value", "element_of", "literal", "llvm_type", "parameter", "size_of",
+    "stored_as",
+]  # fmt: skip
 
+HALVES = {"float16": "f16", "bfloat16": "bf16"}
 _NAMED = {"float32": "float", "float64": "double", "bool": "i1"}
 _NAMED |= {f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _BY_DTYPE = {np.dtype(name): element for name, element in _NAMED.items()}
@@ -19,13 +27,19 @@ FLOATING = ("float", "double")
 
 
 def element_of(dtype: Any) -> str:
-    """Return the LLVM type of a NumPy dtype in registers; a boolean is ``i1``."""
-    return _BY_DTYPE[np.dtype(dtype)]
+    """Return the element of a NumPy dtype in registers; a boolean is ``i1``."""
+    dtype = np.dtype(dtype)
+    return _BY_DTYPE.get(dtype) or HALVES[dtype.name]
+
+
+def llvm_type(element: str) -> str:
+    """Return the LLVM type of an element in registers."""
+    return "i16" if element in ("f16", "bf16") else element
 
 
 def size_of(element: str) -> int:
     """Return the size of an element in memory, in bytes."""
-    return _SIZES[element]
+    return _SIZES[llvm_type(element)]
 
 
 class Value(NamedTuple):
@@ -38,7 +52,8 @@ class Value(NamedTuple):
     @property
     def type(self) -> str:
         """The type as LLVM writes it."""
-        return self.element if self.lanes == 1 else f"<{self.lanes} x {self.element}>"
+        kind = llvm_type(self.element)
+        return kind if self.lanes == 1 else f"<{self.lanes} x {kind}>"
 
     @property
     def typed(self) -> str:
@@ -48,7 +63,7 @@ class Value(NamedTuple):
     @property
     def mangled(self) -> str:
         """The type in the form that the names of LLVM's intrinsics contain, such as "v4f64"."""
-        kind = _SUFFIX.get(self.element, self.element)
+        kind = _SUFFIX.get(self.element) or llvm_type(self.element)
         return kind if self.lanes == 1 else f"v{self.lanes}{kind}"
 
     @property
@@ -61,8 +76,8 @@ Index = int | Value
 
 
 def stored_as(element: str) -> str:
-    """Return the LLVM type in memory of an element type in registers: ``i8`` for a boolean."""
-    return "i8" if element == "i1" else element
+    """Return the LLVM type in memory of an element in registers: ``i8`` for a boolean."""
+    return "i8" if element == "i1" else llvm_type(element)
 
 
 def parameter(type_text: str, name: str) -> Value:
@@ -78,13 +93,25 @@ def literal(number: Any, element: str) -> str:
     if element in FLOATING:
         number = float(number)
         if element == "float":  # LLVM writes a float32 as the float64 with the same value
-            try:
-                number = struct.unpack("<f", struct.pack("<f", number))[0]
-            except OverflowError:
-                number = math.copysign(math.inf, number)
+            number = _rounded(number, "f")
         return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
+    if element == "f16":
+        return str(struct.unpack("<h", struct.pack("<e", _rounded(float(number), "e")))[0])
+    if element == "bf16":
+        (bits,) = struct.unpack("<I", struct.pack("<f", _rounded(float(number), "f")))
+        bits = bits | 0x400000 if math.isnan(number) else bits + 0x7FFF + (bits >> 16 & 1)
+        return str(literal(bits >> 16, "i16"))
     if element == "i1":
         return "true" if number else "false"
     bits = int(element[1:])
     wrapped = (int(number) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
     return str(wrapped)
+
+
+def _rounded(number: float, kind: str) -> float:
+    """Return a number rounded to the format ``kind`` of ``struct``: "f" for float32, "e" for float16."""
+    try:
+        found: float = struct.unpack(f"<{kind}", struct.pack(f"<{kind}", number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    return found

@@ -20,6 +20,7 @@ from adjoint.compiler.emit.values import (
     Index,
     Value,
     literal,
+    llvm_type,
     parameter,
     size_of,
     stored_as,
@@ -105,11 +106,12 @@ class Writer(Arithmetic):
     def const(self, number: Any, element: str, lanes: int = 1) -> Value:
         """Return a number as a literal; with several ``lanes``, as a vector with the number in all lanes."""
         text = literal(number, element)
-        return Value(text if lanes == 1 else f"<{', '.join([f'{element} {text}'] * lanes)}>", element, lanes)
+        listed = f"<{', '.join([f'{llvm_type(element)} {text}'] * lanes)}>"
+        return Value(text if lanes == 1 else listed, element, lanes)
 
     def constants(self, numbers: Sequence[Any], element: str) -> Value:
         """Return a vector literal with the given numbers as its lanes."""
-        listed = ", ".join(f"{element} {literal(x, element)}" for x in numbers)
+        listed = ", ".join(f"{llvm_type(element)} {literal(x, element)}" for x in numbers)
         return Value(f"<{listed}>", element, len(numbers))
 
     def index_value(self, i: Index) -> Value:
@@ -171,7 +173,8 @@ class Writer(Arithmetic):
         """Emit a vector of ``lanes`` lanes that are all ``a``."""
         if lanes == 1:
             return a
-        one = self.emit(f"insertelement <{lanes} x {a.element}> poison, {a.typed}, i32 0", a.element, lanes)
+        kind = Value("", a.element, lanes).type
+        one = self.emit(f"insertelement {kind} poison, {a.typed}, i32 0", a.element, lanes)
         mask = f"<{lanes} x i32> zeroinitializer"
         return self.emit(f"shufflevector {one.typed}, {one.typed}, {mask}", a.element, lanes)
 

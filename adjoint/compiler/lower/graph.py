@@ -7,6 +7,7 @@ strides cannot express makes a copy.
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -20,10 +21,24 @@ from adjoint.compiler.lower.target import CPU, Target
 from adjoint.core.native import NotNative
 from adjoint.core.shapes import Shape
 
-__all__ = ["DTYPES", "Dataflow", "Primitive", "View", "row_major"]
+__all__ = ["DTYPES", "Dataflow", "Primitive", "View", "is_half", "is_stored", "row_major"]
 
 DTYPES = frozenset(map(np.dtype, "? b B h H i I l L q Q f d".split()))  # dtypes that kernels can compute
+_MOVES = frozenset(("copy", "astype", "where", "place", "gather"))  # primitives of half precision
+# They read memory as it is; others convert operands of half precision to float32 when they read them.
+_WHOLE = frozenset("copy place gather scatter matmul conv conv_input conv_weight matrix".split())
 _BOOL = np.dtype(bool)
+
+
+@functools.cache
+def is_half(dtype: Any) -> bool:
+    """Return whether a dtype is float16 or bfloat16: kernels move it, and compute with float32."""
+    return dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
+
+
+def is_stored(dtype: Any) -> bool:
+    """Return whether kernels read and write arrays of a dtype."""
+    return dtype in DTYPES or is_half(dtype)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -197,13 +212,21 @@ class Dataflow:
         self.checks: list[View] = []  # flags that are True after a call if an argument was out of range
         self.xp: Any = None
         self.current = ""  # the name of the op that is being lowered
+        self.moves = False  # whether operands of half precision may only be moved
 
     # Nodes -------------------------------------------------------------------------------------------
 
     def node(
         self, op: str, args: tuple[View, ...], params: Any, shape: Shape, dtype: Any, kind: str = ""
     ) -> View:
-        """Return a view of a node with these properties; use an equal node of the graph if there is one."""
+        """Return a view of a node with these properties; use an equal node of the graph if there is one.
+
+        Raise NotNative for arithmetic of half precision, which ``lower.halves`` writes as float32.
+        """
+        if op not in _MOVES and (is_half(dtype) or (self.moves and any(is_half(a.dtype) for a in args))):
+            raise NotNative(f"{op} of {dtype} has no native form")
+        if op not in _WHOLE:
+            args = tuple(map(_narrow_operand, args))
         key = op, params, kind, shape, dtype, tuple([a.key for a in args])
         found = self.known.get(key)
         if found is None:
@@ -234,7 +257,7 @@ class Dataflow:
     def constant(self, value: Any, dtype: Any = None) -> View:
         """Add a node for a known array or number; return a view of the node."""
         array = np.asarray(value, dtype)
-        if array.dtype not in DTYPES:
+        if not is_stored(array.dtype):
             raise NotNative(f"a constant of {array.dtype} has no native form")
         small = array.size <= 64
         key = "constant", array.shape, array.dtype, array.tobytes() if small else id(value)
@@ -496,7 +519,7 @@ def reshaped(shape: Shape, strides: tuple[int, ...], wanted: Shape) -> tuple[int
 def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
     """Return an operand that equals the result of ``op`` bit for bit, such as x for x · 1; else None."""
     if op == "astype":
-        return args[0] if args[0].dtype == dtype else None
+        return _unwidened(args[0], dtype) if is_half(dtype) else args[0] if args[0].dtype == dtype else None
     if op == "where":
         same = args[1].key == args[2].key
         flag = args[0].scalar()
@@ -516,8 +539,28 @@ def _algebra(op: str, dtype: Any, args: tuple[View, ...]) -> View | None:
                 return b
     if op == "negative" and args[0].node.op == "negative" and args[0].is_whole():
         inner = args[0].node.args[0]
-        return inner if inner.shape == args[0].shape else None
+        return inner if inner.shape == args[0].shape and inner.dtype == dtype else None
     return None
+
+
+def _unwidened(x: View, dtype: Any) -> View | None:
+    """Return ``x`` in half precision without a conversion: it has this dtype, or had it before; else None."""
+    if x.dtype == dtype:
+        return x
+    if x.node.op != "astype" or not x.is_whole():
+        return None
+    inner = x.node.args[0]
+    return inner if inner.dtype == dtype and inner.shape == x.shape else None
+
+
+def _narrow_operand(x: View) -> View:
+    """Return the view of half precision of which ``x`` is a conversion to float32; ``x`` if there is none."""
+    if x.node.op != "astype" or not is_half(x.node.args[0].dtype) or x.dtype != np.float32:
+        return x
+    inner = x.node.args[0]
+    if inner.is_whole():
+        return View(x.graph, inner.node, x.shape, x.strides, x.offset)
+    return inner if x.is_whole() and x.shape == inner.shape else x
 
 
 # Elementwise primitives of constants, by the functions of NumPy.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from adjoint.compiler.loops.repeat import Repeat
-from adjoint.compiler.lower.graph import DTYPES, Dataflow, View
+from adjoint.compiler.lower.graph import Dataflow, View, is_half, is_stored
+from adjoint.compiler.lower.halves import narrow, widen
 from adjoint.compiler.lower.primitives import Primitives
 from adjoint.compiler.lower.steps import Steps, repeat
 from adjoint.compiler.lower.target import CPU, Target
@@ -44,7 +46,7 @@ class Lowered:
         value = source.value
         if value.weak:
             self.known[value.id] = self.graph.number(k)
-        elif value.known is not None and value.dtype in DTYPES:
+        elif value.known is not None and is_stored(value.dtype):
             self.known[value.id] = self.graph.constant(value.known)
         else:
             self.known[value.id] = self.graph.source(k, tuple(value.shape), value.dtype)
@@ -55,7 +57,7 @@ class Lowered:
         An input that is returned unchanged is copied by NumPy if its dtype has no native form.
         """
         found = self.known[value.id]
-        if found.dtype in DTYPES or found.node.op != "source":
+        if is_stored(found.dtype) or found.node.op != "source":
             return found
         copy = Instruction(copying(value.dtype), (value,), {}, (value,), False)
         (found,) = self.graph.call(copy, (found,), [(tuple(value.shape), value.dtype, False)])
@@ -88,7 +90,7 @@ class Lowered:
             raise NotNative("an operand or the result is a Python number other than a float")
         values: list[Any] = [*(a for a in args if isinstance(a, View)), *i.outs]
         for v in values:
-            if v.dtype not in DTYPES:
+            if not is_stored(v.dtype):
                 raise NotNative(f"{v.dtype} has no native form")
         if isinstance(i.op.forward, Repeat):
             return self._repeat(i, args)
@@ -98,9 +100,32 @@ class Lowered:
             raise NotNative(f"{i.op.name} {why}")
         if i.op.kind != "host" and (i.op.call or not i.op.pure):
             raise NotNative(f"{i.op.name} calls a Python function")
+        if not any(is_half(v.dtype) for v in values):
+            return self._applied(i, args)
+        if i.op.kind != "elementwise":
+            checks = len(self.graph.checks)
+            self.graph.moves = True
+            try:  # an op that only moves elements
+                return self._applied(i, args)
+            except _FAILURES:
+                del self.graph.checks[checks:]
+            finally:
+                self.graph.moves = False
+        self.xp.half = next(v.dtype for v in values if is_half(v.dtype))
+        try:
+            return self._applied(i, widen(i, args))
+        finally:
+            self.xp.half = None
+
+    def _applied(self, i: Instruction, args: Sequence[Any]) -> list[View]:
+        """Add the native form of an op to the graph; return its results.
+
+        Raise NotNative if it has none, or if it would have other results.
+        """
         found = self.xp.apply(i.op, *args, **i.params)
         outs = [found] if i.op.outputs == 1 else list(found)
         outs = [o if isinstance(o, View) else self.xp.view(o) for o in outs]
+        outs = [narrow(o, wanted.dtype) for o, wanted in zip(outs, i.outs, strict=True)]
         for o, wanted in zip(outs, i.outs, strict=True):
             if o.shape != tuple(wanted.shape) or o.dtype != wanted.dtype:
                 raise NotNative(f"native code would return a different result, {o.dtype}{list(o.shape)}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.lower.graph import DTYPES, Dataflow, View
+from adjoint.compiler.lower.graph import DTYPES, Dataflow, View, is_stored
 from adjoint.compiler.lower.steps import Steps, repeat
 from adjoint.core.native import NotNative, full_key
 from adjoint.core.op import OPS
@@ -56,6 +56,7 @@ class Primitives:
 
     def __init__(self, graph: Dataflow) -> None:
         self.graph = graph
+        self.half: Any = None  # the half precision of an op whose operands are converted to float32
         graph.xp = self
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -113,7 +114,7 @@ class Primitives:
         """Return a view cast to a dtype."""
         if x.dtype == dtype:
             return x
-        if dtype not in DTYPES:
+        if not is_stored(dtype):
             raise NotNative(f"{dtype} has no native form")
         return self.graph.elementwise("astype", dtype, x)
 

@@ -209,7 +209,9 @@ class _Fuser:
             domain, axis = n.shape, None
             if n.op == "reduce":
                 domain, axis, level = in_loop_order(n).shape, n.params[1], KEPT
-            group = self._new("loop", domain, axis, least < 0)
+            # small values of inputs come first: then products, and not only later kernels, can read them
+            small = last is None and n.size < last_of_them.size
+            group = self._new("loop", domain, axis, least < 0 or small)
             group.flat = all(map(_simple, _operands(n)))
         group.add(n, level)
         self.group[n.id] = group

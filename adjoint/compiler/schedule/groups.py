@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from adjoint.compiler.lower.graph import Dataflow, Primitive, View
+from adjoint.compiler.lower.graph import Dataflow, Primitive, View, is_stored
 from adjoint.compiler.program.program import Program
 from adjoint.compiler.schedule.columns import sum_columns_in_rows
 from adjoint.compiler.schedule.fuse import GIVEN, Fusion, fuse
@@ -143,6 +143,6 @@ def replacements(program: Program) -> Iterator[tuple[int, int]]:
 
 def _copied(v: View) -> View:
     """Return a view of a new node that copies ``v``; ``v`` itself if kernels do not support its dtype."""
-    if v.dtype.kind not in "biuf":
+    if not is_stored(v.dtype):
         return v
     return v.graph.view(v.graph.add(Primitive("copy", (v,), None, v.shape, v.dtype)))
