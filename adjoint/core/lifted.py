@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from adjoint.core.op import Op
 
 __all__ = [
-    "Lifted", "Unknown", "enclosing", "level_of", "located", "made_by_host", "next_level", "refusal",
-    "refuse_tracing", "run_at", "running", "tracing",
+    "Lifted", "UnexpectedError", "Unknown", "enclosing", "level_of", "located", "made_by_host", "next_level",
+    "refusal", "refuse_tracing", "run_at", "running", "tracing",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -84,6 +84,13 @@ def run_at(value: Any, function: Callable[..., T], *args: Any) -> T:
         return within(enclosing, top, function, *args)
     finally:
         top.release()
+
+
+class UnexpectedError(Exception):
+    """Raised inside a compiled program: a value is not as the trace assumed.
+
+    Nothing has been written; the compiled function then calls the original function.
+    """
 
 
 class Lifted(Shaped):

@@ -18,6 +18,7 @@ from adjoint.errors import AccumulationError, ArgumentError, InputError
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite, stored_values
 from adjoint.grads.slots import parameters_of, sink
+from adjoint.grads.traced_scaler import TracedScaler
 from adjoint.hints import Hinted
 
 __all__ = ["GradScaler", "scale_clock"]
@@ -93,6 +94,7 @@ class GradScaler(metaclass=Hinted):
         if not isinstance(enabled, bool):
             raise ArgumentError(f"enabled must be True or False, not {enabled!r}.")
         self.enabled = enabled
+        self._open = False  # whether an optimiser was unscaled or stepped since the last update()
         self._past: deque[tuple[int, float]] = deque(maxlen=64)  # old scales, with the time they ended
         self._good = 0  # consecutive finite updates
         # whether the gradients of unscaled optimisers were finite, since the last update()
@@ -102,13 +104,22 @@ class GradScaler(metaclass=Hinted):
     def get_scale(self) -> float:
         """Return the scale, or 1 if the scaler is not enabled."""
         if special.count and (trace := tracing.get()) is not None:
-            trace.guard("the scale of a GradScaler", lambda: (self.enabled, self._scale))
-        return self._scale if self.enabled else 1.0
+            trace.guard("the scale of a GradScaler", lambda: (self.enabled, self._current()))
+        return self._current() if self.enabled else 1.0
+
+    def _current(self) -> float:
+        """Return the scale, after it has grown if enough updates were finite."""
+        if self._good >= self.growth_interval:
+            grown = self._scale * self.growth_factor
+            self._change(grown if math.isfinite(grown) else self._scale)
+            self._good = 0
+        return self._scale
 
     def scale_at(self, moment: int | None) -> float | None:
         """Return the scale when the counter of changes was ``moment``, or None if it is no longer stored."""
         if not self.enabled:
             return 1.0
+        self._current()
         if moment is None or not self._past or moment >= self._past[-1][0]:
             return self._scale
         if len(self._past) == self._past.maxlen and moment < self._past[0][0]:
@@ -158,11 +169,12 @@ class GradScaler(metaclass=Hinted):
             if not self.enabled:
                 return loss
             if trace is not None:
-                trace.act(_mark_scaled)
-                return loss * trace.number(lambda: self._scale)
+                if sink.get() is not None:
+                    trace.act(_mark_scaled)
+                return loss * TracedScaler.of(trace, self).number(float)
             _mark_scaled()
             with np.errstate(over="ignore"):  # the scaler detects overflow itself
-                return loss * self._scale
+                return loss * self._current()
         if isinstance(loss, Mapping):
             return {name: self.scale(part) for name, part in loss.items()}
         if isinstance(loss, (list, tuple)):
@@ -190,22 +202,22 @@ class GradScaler(metaclass=Hinted):
         AccumulationError
             If the gradients were already unscaled since the last ``update()``.
         """
-        if special.count:
-            refuse_tracing(
-                "unscale() of a GradScaler", "Compile up to backward(), and call unscale() outside."
-            )
-        if optimizer in self._found:
+        traced = self._traced()
+        if optimizer in (self._found if traced is None else traced.found):
             raise AccumulationError(
                 "unscale: the gradients of this optimiser were already unscaled since the last update().\n"
                 "  Call unscale() at most once before step() and update()."
             )
+        if traced is not None:
+            return traced.unscale(optimizer)
         # by id, so that a parameter in two groups is divided once
         params = {id(t): t for t in parameters_of(optimizer) if t.grad is not None}.values()
         finite = all(all_finite(stored_values(t.grad)) for t in params)
         if finite and self.enabled:
             for t in params:
-                t.grad = scaled(t.grad, 1.0 / self._scale)
+                t.grad = scaled(t.grad, 1.0 / self._current())
         self._found[optimizer] = finite
+        self._open = True
         return finite
 
     def step(self, optimizer: Any) -> bool:
@@ -226,13 +238,14 @@ class GradScaler(metaclass=Hinted):
         AccumulationError
             If the optimiser was already stepped since the last ``update()``.
         """
-        if special.count:
-            refuse_tracing("step() of a GradScaler", "Compile up to backward(), and call it outside.")
-        if optimizer in self._stepped:
+        traced = self._traced()
+        if optimizer in (self._stepped if traced is None else traced.stepped):
             raise AccumulationError(
                 "step: this optimiser was already stepped since the last update().\n"
                 "  Call update() after each step()."
             )
+        if traced is not None:
+            return traced.step(optimizer)
         finite = self._found[optimizer] if optimizer in self._found else self.unscale(optimizer)
         if finite or not self.enabled:
             optimizer.step()
@@ -247,21 +260,35 @@ class GradScaler(metaclass=Hinted):
         new_scale : float, optional
             The new scale.
         """
-        if special.count:
-            refuse_tracing("update() of a GradScaler", "Compile up to backward(), and call it outside.")
+        traced = self._traced()
+        if traced is not None and new_scale is not None:
+            refuse_tracing("update(new_scale) of a GradScaler", "Call it outside of the compiled function.")
         if new_scale is not None:
             _check("new_scale", new_scale, 0.0, math.inf)
             self._change(float(new_scale))
             self._good = 0
-        elif not self._found:
+        elif not (self._found if traced is None else traced.found):
             raise AccumulationError(
                 "update: no optimiser was stepped or unscaled since the last update().\n"
                 "  Call step(optimizer) first."
             )
+        elif traced is not None:
+            traced.update()
+            return
         else:
             self.record(finite=all(self._found.values()))
         self._found.clear()
         self._stepped.clear()
+        self._open = False
+
+    def _traced(self) -> TracedScaler | None:
+        """Return the state of this scaler in the trace of ``ad.compile``; None if there is no trace."""
+        trace = tracing.get() if special.count else None
+        if trace is None:
+            return None
+        found = TracedScaler.of(trace, self)
+        found.enter()
+        return found
 
     def record(self, *, finite: bool) -> None:
         """Adapt the scale after one update.
@@ -274,19 +301,17 @@ class GradScaler(metaclass=Hinted):
         if not self.enabled:
             return
         if not finite:
-            self._change(max(self._scale * self.backoff_factor, 2.0**-126))
+            self._change(max(self._current() * self.backoff_factor, 2.0**-126))
             self._good = 0
             return
+        self._current()
         self._good += 1
-        if self._good >= self.growth_interval:
-            grown = self._scale * self.growth_factor
-            self._change(grown if math.isfinite(grown) else self._scale)
-            self._good = 0
+        self._current()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and the settings, to be saved."""
         return {
-            "scale": self._scale,
+            "scale": self._current(),
             "growth_factor": self.growth_factor,
             "backoff_factor": self.backoff_factor,
             "growth_interval": self.growth_interval,

@@ -24,7 +24,7 @@ from adjoint.compiler.host.direct import Owner
 from adjoint.config import compile_mode, held_across_fork, locked, special, tapes, transform
 from adjoint.context import observer, user_code
 from adjoint.core.convert import array_of
-from adjoint.core.lifted import enclosing, tracing
+from adjoint.core.lifted import UnexpectedError, enclosing, tracing
 from adjoint.core.record import anomaly, saved_hooks
 from adjoint.core.tensor import wrap
 from adjoint.core.user_code import warn
@@ -316,7 +316,10 @@ class Compiled(_Callable[P, R]):
             if mode is not False and special.count and (watcher := observer.get()) is not None:
                 return watcher.compiled(self, self._itself, args, kwargs)
             return self._itself(*args, **kwargs)
-        found, plain = locked(self._lock, self._run, args, kwargs, mode)
+        try:
+            found, plain = locked(self._lock, self._run, args, kwargs, mode)
+        except UnexpectedError:
+            return self._itself(*args, **kwargs)
         return returned(found) if plain and transform.get() is None else found
 
     def _explained(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:

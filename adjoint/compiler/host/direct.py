@@ -24,6 +24,7 @@ from adjoint.compiler.replay.replay import build
 from adjoint.config import get_default_dtype, special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, transform
 from adjoint.core.inplace import is_view
+from adjoint.core.lifted import UnexpectedError
 from adjoint.core.node import Node
 from adjoint.core.tensor import Tensor
 from adjoint.tracebacks import hide
@@ -89,6 +90,7 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
         with w.block("except IndexError as error:"):
             w.add("better = explained(error, args, kwargs)")
             w.add("if better is None: raise", "raise better from None")
+    w.add(f"except {w.name(UnexpectedError)}:", f"    {_MISS}")
     with w.block("except Exception as error:"):
         w.add("hide(error)", "raise")
     return w.function("direct", ["*args", "**kwargs"])

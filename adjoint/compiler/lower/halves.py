@@ -27,7 +27,7 @@ def widen(i: Instruction, args: Sequence[Any]) -> list[Any]:
     Python numbers are first rounded to the half precision of the other operands, where NumPy does that.
     """
     common = float_dtype([a for a in args if isinstance(a, View) and not a.weak])
-    if common is None or not is_half(common):
+    if common is None or not is_half(common) or i.op.kind == "host":
         return [_wide(a) for a in args]
     found = []
     for given, a in zip(i.args, args, strict=True):

@@ -83,9 +83,12 @@ def _simple(view: View) -> bool:
     return not any(view.strides) or view.strides == row_major(view.shape)
 
 
-def fuse(graph: Dataflow, roots: Sequence[Primitive]) -> list[Fusion]:
-    """Divide the nodes that the roots (the outputs) depend on into groups; return them in execution order."""
-    return _Fuser(graph, roots).run()
+def fuse(graph: Dataflow, roots: Sequence[Primitive], flags: Sequence[Primitive] = ()) -> list[Fusion]:
+    """Divide the nodes that the roots (the outputs) depend on into groups; return them in execution order.
+
+    ``flags`` are the roots that are checks.
+    """
+    return _Fuser(graph, roots, flags).run()
 
 
 def needed(graph: Dataflow, roots: Sequence[Primitive]) -> list[bool]:
@@ -103,9 +106,14 @@ def needed(graph: Dataflow, roots: Sequence[Primitive]) -> list[bool]:
 class _Fuser:
     """Divides the nodes of a graph into groups, each of which becomes one kernel."""
 
-    def __init__(self, graph: Dataflow, roots: Sequence[Primitive]) -> None:
+    def __init__(self, graph: Dataflow, roots: Sequence[Primitive], flags: Sequence[Primitive]) -> None:
         self.graph = graph
         self.roots = roots
+        self.checked = needed(graph, flags) if flags else []  # whether a check depends on each node
+        # sums of floats that checks read; what is computed from them comes in kernels after the checks
+        self.sums = {
+            n.id for n, is_read in zip(graph.nodes, self.checked, strict=False) if is_read and _is_sum(n)
+        }
         self.groups: list[Fusion] = []
         self.early: list[Fusion] = []
         self.group: dict[int, Fusion] = {}  # by the id of the node
@@ -230,6 +238,8 @@ class _Fuser:
             return self._fits_product(g, n)
         if g.kind != "loop" or len(g.nodes) >= MOST:
             return None
+        if self.sums and n.size > 1 and not self.checked[n.id] and not self.sums.isdisjoint(g.level):
+            return None
         if n.op == "reduce":
             return self._fits_reduce(g, n)
         count = math.prod(g.domain)
@@ -305,6 +315,11 @@ class _Fuser:
         """Return whether the loops of a group can have the shape ``domain`` instead."""
         operands = [a for n in g.nodes for a in _operands(n)]
         return math.prod(g.domain) == math.prod(domain) and all(over(a, domain) is not None for a in operands)
+
+
+def _is_sum(n: Primitive) -> bool:
+    """Return whether a node reduces a whole array of floats."""
+    return n.op == "reduce" and n.size == 1 and n.dtype.kind == "f"
 
 
 def reads_in_place(g: Fusion, a: View, domain: Shape) -> bool:

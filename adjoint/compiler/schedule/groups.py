@@ -40,7 +40,7 @@ class Groups:
         self.flags = flags = [self._materialised(c) for c in graph.checks]
         impure = [n for n in graph.nodes if n.op == "call" and not n.value.op.pure]
         wanted = [r.node for r in (*self.results, *flags)]
-        self.groups: list[Fusion] = fuse(graph, [*wanted, *impure])
+        self.groups: list[Fusion] = fuse(graph, [*wanted, *impure], [f.node for f in flags])
         sum_columns_in_rows(graph, self.groups)
         first = self._put_checks_first(flags)
         computed = {n.id for g in self.groups for n in g.nodes}
