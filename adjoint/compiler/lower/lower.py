@@ -107,7 +107,7 @@ class Lowered:
             self.graph.moves = True
             try:  # an op that only moves elements
                 return self._applied(i, args)
-            except _FAILURES:
+            except FAILURES:
                 del self.graph.checks[checks:]
             finally:
                 self.graph.moves = False
