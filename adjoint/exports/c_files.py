@@ -9,7 +9,13 @@ from adjoint.exports.templates import filled
 
 __all__ = ["c_type", "header_text"]
 
-_C = {"bool": "uint8_t", "float32": "float", "float64": "double", "float16": "uint16_t"}
+_C = {
+    "bool": "uint8_t",
+    "float32": "float",
+    "float64": "double",
+    "float16": "uint16_t",
+    "bfloat16": "uint16_t",
+}
 
 
 def c_type(dtype: Any) -> str:

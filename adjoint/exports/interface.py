@@ -24,7 +24,7 @@ __all__ = ["SavedForm", "check_text", "define_interface", "error_texts"]
 
 TOO_SMALL, FOREIGN_FILE, DAMAGED_FILE = 3, 4, 5
 _DTYPES = {
-    "bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64",
+    "bool": "BOOL", "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64",
     **{f"{sign}int{bits}": f"{'U' if sign else 'I'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 _NO_SUM = "0" * 16
