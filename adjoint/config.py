@@ -20,6 +20,7 @@ from adjoint.context import compile_mode as compile_mode
 from adjoint.context import default_dtype as _default_dtype
 from adjoint.context import eager_kernels as _eager_kernels
 from adjoint.context import grad_mode as grad_mode
+from adjoint.context import hints as _hints
 from adjoint.context import inference as _inference
 from adjoint.context import tapes as tapes
 from adjoint.context import threads as _threads
@@ -31,7 +32,7 @@ from adjoint.forks import held_across_fork as held_across_fork
 
 __all__ = [
     "compiling", "eager_kernels", "enable_grad", "get_default_dtype", "get_threads", "get_workers",
-    "inference_mode", "is_grad_enabled", "is_inference_mode_enabled", "no_grad", "set_default_dtype",
+    "hints", "inference_mode", "is_grad_enabled", "is_inference_mode_enabled", "no_grad", "set_default_dtype",
     "set_grad_enabled", "set_threads", "set_workers", "threads", "workers",
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
@@ -515,6 +516,40 @@ class eager_kernels(ContextMode[Any]):  # noqa: N801  a context manager that rea
     def __init__(self, on: bool) -> None:
         if on is not True and on is not False:
             raise ArgumentError(f"eager_kernels: expected True or False, but got {on!r}.")
+        super().__init__(on)
+
+
+class hints(ContextMode[Any]):  # noqa: N801  a context manager that reads as a function
+    """Set whether ``ad.compile`` warns about what makes a function slow, as a context manager or a decorator.
+
+    A warning comes once for a function that is traced often, that calls NumPy in a long loop, or that is
+    called often and calls NumPy between its kernels.  It names the line and says what to write instead.
+    ``explain()`` of the compiled function says the same at any time.
+
+    Parameters
+    ----------
+    on : bool
+        Whether warnings are issued; the default is True.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not a bool.
+
+    Examples
+    --------
+    >>> import adjoint as ad
+    >>> f = ad.compile(lambda x, k: x * k, limit=1)
+    >>> with ad.config.hints(False):
+    ...     [f(1.0, bool(k)) for k in range(3)]
+    [0.0, 1.0, 1.0]
+    """
+
+    _variable = _hints
+
+    def __init__(self, on: bool) -> None:
+        if on is not True and on is not False:
+            raise ArgumentError(f"hints: expected True or False, but got {on!r}.")
         super().__init__(on)
 
 

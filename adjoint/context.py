@@ -18,9 +18,9 @@ from adjoint.errors import InputError
 
 __all__ = [
     "ContextMode", "Repeated", "anomaly", "arriving", "compile_mode", "cpu_level", "crew", "default_dtype",
-    "eager_kernels", "enclosing", "entered", "grad_mode", "in_rule", "inference", "init_generator", "lent",
-    "observer", "reading", "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes", "threads",
-    "tracing", "transform", "within", "workers", "writes",
+    "eager_kernels", "enclosing", "entered", "grad_mode", "hints", "in_rule", "inference", "init_generator",
+    "lent", "observer", "reading", "reductions", "saved_hooks", "sink", "spreading", "stand_ins", "tapes",
+    "threads", "tracing", "transform", "within", "workers", "writes",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +50,8 @@ threads: ContextVar[int | str] = ContextVar("adjoint_threads", default="auto")
 compile_mode: ContextVar[bool | str] = ContextVar("adjoint_compile_mode", default=True)
 # Whether large ops run compiled kernels in eager mode (``core/kernels.py``).
 eager_kernels: ContextVar[bool] = ContextVar("adjoint_eager_kernels", default=True)
+# Whether slow programs cause warnings (``compiler/api/doctor.py``).
+hints: ContextVar[bool] = ContextVar("adjoint_hints", default=True)
 # The vector instructions that kernels use, of ``compiler.emit.machine.LEVELS``; None: all that there are.
 cpu_level: ContextVar[str | None] = ContextVar("adjoint_cpu_level", default=None)
 # The generator that draws initial values; None: one per process.

@@ -16,6 +16,7 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.compiler.api.check import run_both
+from adjoint.compiler.api.doctor import hint
 from adjoint.compiler.api.variant import Variant
 from adjoint.compiler.build import units
 from adjoint.compiler.capture.arguments import Call, Parameters, check_unchanged, containers_in
@@ -27,7 +28,6 @@ from adjoint.core.convert import array_of
 from adjoint.core.lifted import UnexpectedError, enclosing, tracing
 from adjoint.core.record import anomaly, saved_hooks
 from adjoint.core.tensor import wrap
-from adjoint.core.user_code import warn
 from adjoint.errors import AdjointError, ArgumentError, InputError
 from adjoint.tracebacks import hide
 from adjoint.transforms.arrays import given_arrays, outermost, returned
@@ -450,7 +450,7 @@ class Compiled(_Callable[P, R]):
         """Issue a warning about the number of traces, unless there was one before."""
         if not self._warned:
             self._warned = True
-            warn(f"ad.compile: {name_of(self._f)} {text}")
+            hint(f"ad.compile: {name_of(self._f)} {text}")
 
     def _reason(self, call: Call) -> str:
         """Return a sentence that says why no program matches a call."""
@@ -487,7 +487,8 @@ class Compiled(_Callable[P, R]):
         -------
         str
             One line for each kernel, with its shortest time, the bytes it reads and writes and its ops, and
-            one line for each call of NumPy, with its time and the reason why it is not native code.
+            one line for each call of NumPy, with its time and the reason why it is not native code.  The
+            last lines say what to change, if the function calls NumPy or is traced often.
 
         Examples
         --------
@@ -498,7 +499,7 @@ class Compiled(_Callable[P, R]):
         """
         with self._lock:
             last = self._variants[0] if self._variants and not args and not kwargs else None
-            return (last or self._shown(args, kwargs)).explain()
+            return (last or self._shown(args, kwargs)).explain(self._reasons)
 
     def stats(self) -> dict[str, Any]:
         """Return how often and why the function was traced, and what is checked before each call.

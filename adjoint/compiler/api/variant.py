@@ -18,6 +18,7 @@ import numpy as np
 from numpy import ndarray
 
 from adjoint import tree, words
+from adjoint.compiler.api.doctor import advice, hint_of_entry, hint_of_loops
 from adjoint.compiler.api.explain import explain
 from adjoint.compiler.capture.arguments import Call, Parameters, Wanted, check_unchanged, containers_in
 from adjoint.compiler.capture.spent import Spent
@@ -210,6 +211,7 @@ class Variant:
         if self.backend == "auto":
             self.watch = self._watch()
             self.build_seconds += time.perf_counter() - start
+        hint_of_loops(self.name, built)
 
     def _go_to_device(self) -> None:
         """Build the program for its device; it runs all calls."""
@@ -240,8 +242,8 @@ class Variant:
                 for loop in self.trace.loops:
                     loop.build_with(self.build)
 
-    def explain(self) -> str:
-        """Return the text of ``Compiled.explain``."""
+    def explain(self, reasons: list[str]) -> str:
+        """Return the text of ``Compiled.explain``; ``reasons`` are those of all traces of the function."""
         if self.target is not None:
             shown: Any = self.built
             return str(shown.explain())
@@ -251,7 +253,12 @@ class Variant:
             why = "" if has_llvm() else f"; native code needs llvmlite: {install_command('compile')}"
             n = len(self.program.live())
             return f"{count(n, 'instruction')}, {'each of them ' if n > 1 else ''}a call of NumPy{why}"
-        return explain(self.native)
+        return "\n".join([explain(self.native), *advice(self.native, reasons)])
+
+    def hint_of_entry(self) -> None:
+        """Warn that a program that is called often goes through Python."""
+        assert self.native is not None
+        hint_of_entry(self.name, self.native)
 
     def _count_direct(self, call: Call) -> int:
         """Return the number of traced arguments if calls can skip the general path; otherwise -1.

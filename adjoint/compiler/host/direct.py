@@ -85,7 +85,10 @@ def make_direct(v: Variant, watch: Watch | None, owner: Owner) -> Callable[..., 
                 w.add(f"n = {w.name(v)}.calls = {w.name(v)}.calls + 1")
                 w.add(f"if n == {WATCHED}: leave({w.name(v.start_watch)}())")
             else:
-                w.add(f"{w.name(v if watch is None else watch)}.calls += 1")
+                counter = f"{w.name(v if watch is None else watch)}.calls"
+                w.add(f"{counter} += 1")
+                if v.native is not None and v.native.entry is None:
+                    w.add(f"if {counter} == {WATCHED}: {w.name(v.hint_of_entry)}()")
             _add_results(w, v, outs)
         with w.block("except IndexError as error:"):
             w.add("better = explained(error, args, kwargs)")
