@@ -9,11 +9,13 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import adjoint
 from adjoint.cli.check import check
 from adjoint.cli.demo import EPOCHS, demo
 from adjoint.cli.doctor import doctor
+from adjoint.cli.export import export_function
 from adjoint.cli.first_look import first_look
 from adjoint.cli.launch import launch
 from adjoint.cli.op_table import op_table
@@ -119,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     reported.set_defaults(run=lambda o: report_text(o.function, o.output))
     reported.add_argument("function", help="file.py:function, which returns its Trainer or Recorder")
     reported.add_argument("-o", "--output", default="report.html", help="the page (report.html)")
+    _add_export(commands)
     ops = commands.add_parser("ops", help="print the table of ops")
     ops.set_defaults(run=_ops)
     ops.add_argument("--markdown", action="store_true", help="print Markdown, as in docs/ops.md")
@@ -133,6 +136,24 @@ def _parser() -> argparse.ArgumentParser:
     described.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("bench", help="run the benchmarks, with the options of python -m benchmarks")
     return parser
+
+
+def _add_export(commands: Any) -> None:
+    """Add the command ``export``."""
+    exported = commands.add_parser("export", help="write a function as a library without Python")
+    exported.set_defaults(
+        run=lambda o: export_function(
+            o.function, o.arguments, o.output, o.dtype,
+            target=o.target, name=o.name, level=o.level, triple=o.triple,
+        )
+    )  # fmt: skip
+    _add_function(exported)
+    exported.add_argument("-o", "--output", default="exported", help="the folder to write into (exported)")
+    exported.add_argument("--target", default="c", help="c, python or wasm (c)")
+    exported.add_argument("--name", help="the name of the library; by default that of the function")
+    exported.add_argument("--level", default="portable", help="vector instructions, such as avx2 (portable)")
+    exported.add_argument("--triple", help="processor and system, such as aarch64-linux; by default this one")
+    exported.add_argument("--dtype", help="the dtype of example arrays of floats, such as float32")
 
 
 def _add_function(parser: argparse.ArgumentParser) -> None:

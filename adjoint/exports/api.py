@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import os
 import re
 import tempfile
@@ -16,7 +15,7 @@ from adjoint.compiler.emit.machine import binding
 from adjoint.core.user_code import warn
 from adjoint.errors import ArgumentError, ExportError, FileError, InputError, install_command
 from adjoint.exports.c_files import header_text
-from adjoint.exports.collect import collect
+from adjoint.exports.collect import RESERVED, collect
 from adjoint.exports.library import Library
 from adjoint.exports.python_files import package_text
 from adjoint.exports.rates import Rates
@@ -28,11 +27,6 @@ from adjoint.transforms.inputs import as_function, name_of
 __all__ = ["Export", "export"]
 
 _TARGETS = ("c", "python", "wasm")
-# words that a C compiler would not take as a name, besides those of Python
-_C_WORDS = frozenset(
-    "auto case char const default do double enum extern float goto inline int long main register restrict "
-    "short signed sizeof static struct switch typedef union unsigned void volatile".split()
-)
 
 
 def export(
@@ -126,7 +120,7 @@ def _checked_name(f: Any, name: str | None) -> str:
         name = re.sub(r"\W+", "_", name_of(f).rpartition(".")[2], flags=re.ASCII).strip("_")
         name = "function" if not name or name in ("lambda",) else name
     known = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
-    if not known or keyword.iskeyword(name) or name in _C_WORDS:
+    if not known or name in RESERVED:
         raise ArgumentError(
             f"export: the name of a library must be an identifier of C, but is {name!r}.\n"
             "  Pass name= with letters, digits and underscores."

@@ -6,6 +6,7 @@ count and random generator that the program reads or writes.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint import tree
 from adjoint.compiler.api.variant import Variant
 from adjoint.compiler.capture.arguments import Call, Parameters
 from adjoint.compiler.program.inputs import (
@@ -34,7 +36,15 @@ from adjoint.exports.draws import Draw, check_draw
 from adjoint.exports.restore import Hyper, counter_of, generator_words, set_generator, set_tensor
 from adjoint.transforms.inputs import name_of
 
-__all__ = ["Collected", "Item", "Part", "collect"]
+__all__ = ["RESERVED", "Collected", "Item", "Part", "collect"]
+
+# Words of C, C++ and Python that cannot be names.
+RESERVED = frozenset(keyword.kwlist) | frozenset(
+    "alignas alignof asm auto bool case catch char const constexpr decltype default delete do double enum "
+    "explicit export extern float friend goto inline int long main mutable namespace new noexcept nullptr "
+    "operator private protected public register restrict short signed sizeof static struct switch template "
+    "this throw typedef typeid typename union unsigned using virtual void volatile".split()
+)
 
 
 @dataclass
@@ -149,6 +159,8 @@ class _Collector:
         ]
         program = self.made.program = Program(whole.sources, whole.body, whole.results[: variant.count])
         program.writes, program.count = whole.writes, whole.count
+        for constant in _constants(variant.result):
+            self.problems.append(f"result: the function returns {constant!r}, which is no array")
         places = variant.result.paths("result")
         for (kind, at), path in zip(variant.outs, places, strict=True):
             name = identifier(path.removeprefix("result") or "result", "result")
@@ -364,6 +376,14 @@ class _Collector:
                 )
 
 
+def _constants(structure: Any) -> Iterator[Any]:
+    """Yield the constants in nested results, except None."""
+    if structure.kind is tree.Structure.STATIC and structure.rest is not None:
+        yield structure.rest
+    for child in structure.children:
+        yield from _constants(child)
+
+
 def _counted(owner: Any) -> Iterator[tuple[tuple[Any, int], int]]:
     """Yield (optimiser, step count before the call) of an update; each count once."""
     firsts = {int(unit.steps[k]) for unit, present in owner.counted for k in present}
@@ -384,10 +404,11 @@ def raise_problems(name: str, problems: list[str]) -> None:
 def identifier(path: str, start: str = "x") -> str:
     """Return a name for C and JavaScript: ``batch['x'][0]`` becomes ``batch_x_0``.
 
-    >>> identifier("batch['x'][0]"), identifier("[0]", "result")
-    ('batch_x_0', 'result_0')
+    >>> identifier("batch['x'][0]"), identifier("[0]", "result"), identifier("new")
+    ('batch_x_0', 'result_0', 'new_')
     """
     found = "_".join(re.findall(r"[A-Za-z0-9_]+", path))
+    found = f"{found}_" if found in RESERVED else found
     return f"{start}_{found}" if not found or found[0].isdigit() else found
 
 

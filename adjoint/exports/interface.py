@@ -39,7 +39,7 @@ class SavedForm:
 
     def __init__(self, calling: Calling) -> None:
         mark = f"{calling.fingerprint() & (1 << 64) - 1:016x}"
-        entries: dict[str, Any] = {"__metadata__": {"adjoint_library": mark, "adjoint_checksum": _NO_SUM}}
+        entries: dict[str, Any] = {"__metadata__": {"library": mark, "checksum": _NO_SUM}}
         at = 0
         self.places: list[
             tuple[int, int, int]
@@ -54,7 +54,7 @@ class SavedForm:
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self.header = len(text).to_bytes(8, "little") + text
-        self.digits = self.header.index(b'"adjoint_checksum":"') + len(b'"adjoint_checksum":"')
+        self.digits = self.header.index(b'"checksum":"') + len(b'"checksum":"')
         self.data = at
         self.size = len(self.header) + at
 
@@ -136,12 +136,12 @@ def _code(k: int) -> Value:
     return Value(str(k), "i32")
 
 
-def define_interface(root: Code, calling: Calling, texts: dict[int, str], size: str) -> SavedForm:
+def define_interface(root: Code, calling: Calling, form: SavedForm, texts: dict[int, str], size: str) -> None:
     """Add the functions to a unit; ``size`` is the type of sizes on the target."""
-    made = _Interface(calling, texts)
+    made = _Interface(calling, form, texts)
     for suffix, parameters, result, body in (
         ("_state_size", [], size, lambda w, _: w.const(calling.layout.size, size)),
-        ("_saved_size", [], size, lambda w, _: w.const(made.form.size, size)),
+        ("_saved_size", [], size, lambda w, _: w.const(form.size, size)),
         ("_init", [("ptr", "state"), (size, "size")], "i32", made.init),
         ("_get", [("ptr", "state"), ("ptr", "part")], "ptr", made.get),
         ("_error", [("i32", "code")], "ptr", made.error),
@@ -149,14 +149,13 @@ def define_interface(root: Code, calling: Calling, texts: dict[int, str], size: 
         ("_load", [("ptr", "state"), ("ptr", "bytes"), (size, "size")], "i32", made.load),
     ):
         root.define(f"{calling.name}{suffix}", parameters, body, result, attributes="", linkage="")
-    return made.form
 
 
 class _Interface:
     """The bodies of the functions of a library."""
 
-    def __init__(self, calling: Calling, texts: dict[int, str]) -> None:
-        self.calling, self.texts, self.form = calling, texts, SavedForm(calling)
+    def __init__(self, calling: Calling, form: SavedForm, texts: dict[int, str]) -> None:
+        self.calling, self.texts, self.form = calling, texts, form
 
     def init(self, w: Code, args: list[Value]) -> Value:
         """Emit the set-up of a state in memory of a given size."""

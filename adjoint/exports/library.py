@@ -10,7 +10,7 @@ from adjoint.compiler.program.program import Instruction
 from adjoint.compiler.schedule.groups import replacements
 from adjoint.exports.calling import Calling
 from adjoint.exports.collect import Collected, raise_problems
-from adjoint.exports.interface import check_text, define_interface, error_texts
+from adjoint.exports.interface import SavedForm, check_text, define_interface, error_texts
 from adjoint.exports.plan import LibraryPlan
 from adjoint.exports.runtime import runtime_text
 from adjoint.exports.targets import Target, object_code
@@ -40,6 +40,7 @@ class Library:
         outputs = lowered.outputs
         plan = LibraryPlan(level, lowered.graph, outputs, replacing=list(replacements(program)))
         self.calling = Calling(name, collected, plan)
+        self.saved = SavedForm(self.calling)
         self.errors = error_texts(name, [check_text(i) for i in lowered.checked])
 
     @property
@@ -51,9 +52,8 @@ class Library:
         """Return the object code for a target."""
         root = Code()
         self.calling.define(root)
-        self.saved = define_interface(
-            root, self.calling, self.errors, "i32" if target.name == "wasm32" else "i64"
-        )
+        size = "i32" if target.name == "wasm32" else "i64"
+        define_interface(root, self.calling, self.saved, self.errors, size)
         kernels = {name: text for text, name in self.calling.kernels.names.items()}
         main = "\n".join([*root.unit.parts(), ""])
         runtime = runtime_text([main, *kernels.values(), *_shared(kernels)])

@@ -37,6 +37,7 @@ class Case:
     f: Callable[..., Any]
     calls: list[tuple[Any, ...]]
     schedules: Any = None
+    count: int = 1  # the number of random programs in it
     library: Any = None
 
     def prepare(self, level: str = "portable") -> Case:
@@ -46,7 +47,6 @@ class Case:
             collected = collect(self.f, self.calls[0], {}, level)
         rates.enter(collected)
         self.library = Library(self.name, collected, level)
-        self.library.object_code(TARGETS[host()])  # sets the form of saved states
         return self
 
     def inputs(self) -> bytes:
@@ -55,7 +55,7 @@ class Case:
 
     def arrays(self, args: Any) -> list[np.ndarray[Any, Any]]:
         """Return the arrays that a call passes to the library."""
-        leaves = [a for a in tree.leaves(args) if isinstance(a, (np.ndarray, ad.Tensor, float))]
+        leaves = [a for a in tree.leaves(args) if isinstance(a, (np.ndarray, np.generic, ad.Tensor, float))]
         items = self.library.collected.arguments
         return [np.array(a, i.dtype, order="C") for a, i in zip(leaves, items, strict=True)]
 
