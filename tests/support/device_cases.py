@@ -1,0 +1,92 @@
+"""The op cases that devices are tested with, and when a result is right."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+import adjoint as ad
+from adjoint import tree
+from adjoint.compiler.lower.lower import Lowered
+from adjoint.core.op import OPS
+from adjoint.core.tensor import Tensor, wrap
+from adjoint.testing.cases import Case, cases
+
+
+def real_cases() -> list[Case]:
+    """Return all cases without complex numbers."""
+    return [c for c in cases() if not any(np.asarray(a).dtype.kind == "c" for a in c.args if _is_data(a))]
+
+
+def smooth_cases() -> list[Case]:
+    """Return the real cases of ops that have a derivative."""
+    return [c for c in real_cases() if OPS[c.op].differentiable and c.note != "sparse"]
+
+
+def _is_data(a: Any) -> bool:
+    return isinstance(a, (np.ndarray, complex))
+
+
+def _given(case: Case, dtype: str, at: list[int]) -> tuple[Any, list[Any]]:
+    """Return a function of the arguments at the positions ``at``, and these arguments, as floats of a dtype."""
+    args = [a.astype(dtype) if isinstance(a, np.ndarray) and a.dtype == "f8" else a for a in case.args]
+
+    def f(*given: Any) -> Any:
+        full = [wrap(a) if isinstance(a, np.ndarray) else a for a in args]
+        for i, a in zip(at, given, strict=True):
+            full[i] = a
+        return OPS[case.op].eager(*full, **case.params)
+
+    return f, [wrap(args[i]) for i in at]
+
+
+def forward_of(case: Case, dtype: str) -> tuple[Any, list[Any]]:
+    """Return the op as a function of its arrays, and the arrays."""
+    return _given(case, dtype, [i for i, a in enumerate(case.args) if isinstance(a, np.ndarray)])
+
+
+def derivatives_of(case: Case, dtype: str) -> tuple[Any, Any, list[Any]]:
+    """Return the gradient of a sum of the op's outputs, the gradient of a sum of that, and the arguments."""
+    op = OPS[case.op]
+    at = [i for i, a in enumerate(case.args)
+          if isinstance(a, np.ndarray) and a.dtype.kind == "f" and op.smooth(i)]  # fmt: skip
+    f, given = _given(case, dtype, at)
+
+    def total(*given: Any) -> Any:
+        found = [o for o in tree.leaves(f(*given)) if o.dtype.kind == "f"]
+        return sum((o * waves(o, 1.0)).sum() for o in found)
+
+    first = ad.grad(total, argnums=tuple(range(len(at))))
+
+    def again(*given: Any) -> Any:
+        return sum((g * waves(g, 0.5)).sum() for g in first(*given))
+
+    return first, ad.grad(again, argnums=tuple(range(len(at)))), given
+
+
+def waves(like: Any, phase: float) -> Any:
+    return np.sin(np.arange(like.size) + phase).reshape(like.shape).astype(like.dtype)
+
+
+def is_native_on_cpu(f: Any, given: Any) -> bool:
+    """Return whether native code runs all of a function without a call of NumPy."""
+    compiled = ad.compile(f, backend="replay")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return not Lowered(compiled._shown(tuple(given), {}).program).reasons
+
+
+def check(found: Any, wanted: Any, units: float) -> None:
+    """Compare results; ``units`` are in the last place of the largest number."""
+    for x, y in zip(tree.leaves(found), tree.leaves(wanted), strict=True):
+        a, b = (np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for v in (x, y))
+        assert a.shape == b.shape and a.dtype == b.dtype
+        if b.dtype.kind != "f":
+            np.testing.assert_array_equal(a, b)
+            continue
+        scale = np.abs(b[np.isfinite(b)]).max(initial=1.0)
+        with np.errstate(all="ignore"):
+            near = np.abs(a - b) <= units * np.finfo(b.dtype).eps * scale
+        assert ((a == b) | near | (np.isnan(a) & np.isnan(b))).all(), (a, b)

@@ -1,0 +1,92 @@
+"""Op cases, random programs and random steps on OpenCL, compared with eager code.
+
+The tests take every thirtieth case; the soak test takes all.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from device_cases import check, derivatives_of, forward_of, is_native_on_cpu, real_cases, smooth_cases
+from opencl import on_opencl
+from random_programs import arrays, program
+from random_steps import Plan, assert_close, run_beside
+
+import adjoint as ad
+from adjoint import tree
+from adjoint.errors import DeviceError
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+EVERY = 30
+
+
+def soaked(found: list[Any]) -> list[Any]:
+    """Mark all but every thirtieth case as part of the soak test."""
+    return [
+        pytest.param(c, marks=() if k % EVERY == 5 else pytest.mark.soak, id=str(c))
+        for k, c in enumerate(found)
+    ]
+
+
+def agrees(f: Any, given: Any, units: float) -> None:
+    """Compare a function on the device with eager code; every op that is native on the CPU must run."""
+    wanted = f(*given)
+    try:
+        found = on_opencl(f)(*given)
+    except DeviceError:
+        assert not is_native_on_cpu(f, given)
+    else:
+        check(found, wanted, units)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("case", soaked(real_cases()))
+def test_forward(case: Any, dtype: str) -> None:
+    agrees(*forward_of(case, dtype), 32)
+
+
+@pytest.mark.parametrize("case", soaked(smooth_cases()))
+def test_derivatives(case: Any) -> None:
+    first, second, given = derivatives_of(case, "f8")
+    agrees(first, given, 64)
+    agrees(second, given, 64)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(k, marks=pytest.mark.soak) for k in range(4, 100))]
+)
+def test_random_programs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    given = tuple(map(ad.asarray, arrays(rng, 4)))
+    f = program(rng, 12)
+    wanted = ad.compile(f, backend="replay")(*given)
+    eps = 1e-6 if any(a.dtype == np.float32 for a in given) else 1e-15
+    try:
+        found = on_opencl(f)(*given)
+    except DeviceError:
+        assert not is_native_on_cpu(f, given)
+        return
+    for x, y in zip(tree.leaves(found), tree.leaves(wanted), strict=True):
+        a, b = x.detach().numpy(), y.detach().numpy()
+        assert a.shape == b.shape and a.dtype == b.dtype
+        if a.dtype.kind == "f":
+            size = np.abs(b[np.isfinite(b)]).max(initial=1.0)
+            np.testing.assert_allclose(a, b, rtol=2e4 * eps, atol=2e4 * eps * size)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(k, marks=pytest.mark.soak) for k in range(3, 60))]
+)
+def test_random_steps(seed: int) -> None:
+    plan = Plan(seed)
+    tolerance = 1e-5 if plan.dtype == np.float32 else 1e-12
+    try:
+        for found, wanted in run_beside(plan, functools.partial(ad.compile, device="opencl"), 3):
+            assert_close(found, wanted, tolerance)
+    except DeviceError as error:
+        pytest.skip(str(error))  # the step has an op without a native form
