@@ -44,7 +44,11 @@ class DevicePlan(Groups):
         device.build(own)
         self.rows: list[tuple[Callable[..., None], list[Any]]] = []
         for _, kernel in self.kernels:
-            start = device.prepare(kernel) if isinstance(kernel, Launch) else kernel.run
+            if isinstance(kernel, Launch):
+                with device.errors(f"the preparation of a kernel ({kernel.what})"):
+                    start: Any = device.prepare(kernel)
+            else:
+                start = kernel.run
             self.rows.append((start, [self._address(s) for s in kernel.slots]))
 
     # Kernels -------------------------------------------------------------------------------------------

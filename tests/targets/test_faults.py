@@ -1,0 +1,278 @@
+"""Failures of a driver, interrupts, forks and threads: a call changes everything or nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from opencl import DEVICE, cl, on_opencl
+
+import adjoint as ad
+from adjoint import nn, optim, targets
+from adjoint.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from adjoint.targets.opencl import OpenCLDevice
+
+
+class Net:
+    """A step with random numbers, a buffer, gradients and the state of an optimiser."""
+
+    def __init__(self) -> None:
+        rng = ad.random.default_rng(0)
+        self.first, self.last = nn.Linear(3, 4, rng=rng), nn.Linear(4, 2, rng=rng)
+        self.count = ad.tensor(np.zeros(2, "f4"))
+        self.noise = ad.random.default_rng(7)
+        self.opt = optim.Adam([*self.first.parameters(), *self.last.parameters()], lr=0.1)
+        self.x = ad.tensor(np.linspace(-1, 1, 12, dtype="f4").reshape(4, 3))
+
+    def step(self, x: Any) -> Any:
+        self.opt.zero_grad()
+        h = ad.tanh(self.first(x)) + self.noise.normal(size=(4, 4), dtype=np.float32)
+        loss = (self.last(h) ** 2).mean()
+        loss.backward()
+        self.opt.step()
+        with ad.no_grad():
+            self.count.copy_(self.count + loss.detach())
+        return loss
+
+    def snapshot(self) -> Any:
+        """Return all that a step changes, as bytes; it reads what is on the device."""
+        params = [*self.first.parameters(), *self.last.parameters()]
+        found: list[Any] = [p.detach().numpy().tobytes() for p in (*params, self.count)]
+        found += [None if p.grad is None else p.grad.numpy().tobytes() for p in params]
+        (unit,) = self.opt.groups[0].units
+        state = unit.state or {}
+        found += [(k, v.tobytes()) for k, v in sorted(state.items()) if v.any()]  # a trace makes zeros
+        return [*found, self.opt.step_count, list(unit.steps), repr(self.noise.state)]
+
+
+class Faulty(OpenCLDevice):
+    """The OpenCL device, which raises ``error`` at one call of its driver."""
+
+    def __init__(self) -> None:
+        super().__init__(0, cl.get_platforms()[0].get_devices()[0])
+        self.calls: list[str] = []
+        self.fail_at = -1
+        self.error: Callable[[], BaseException] = KeyboardInterrupt
+
+    def _count(self, what: str) -> None:
+        self.calls.append(what)
+        if len(self.calls) - 1 == self.fail_at:
+            raise self.error()
+
+    def _new(self, size: int) -> Any:
+        self._count("alloc")
+        return super()._new(size)
+
+    def _write(self, memory: Any, array: Any) -> None:
+        self._count("write")
+        super()._write(memory, array)
+
+    def _read(self, memory: Any, offset: int, array: Any) -> None:
+        self._count("read")
+        super()._read(memory, offset, array)
+
+    def _build(self, texts: Sequence[str]) -> None:
+        self._count("build")
+        super()._build(texts)
+
+    def prepare(self, kernel: Any) -> Any:
+        self._count("prepare")
+        launch = super().prepare(kernel)
+
+        def counted(places: Any) -> None:
+            self._count("launch")
+            launch(places)
+
+        return counted
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Faulty:
+    found = Faulty()
+    monkeypatch.setitem(targets._opened, "opencl:0", found)
+    return found
+
+
+def failure(kind: type, code: int) -> Callable[[], BaseException]:
+    """Return a function that returns an error as pyopencl raises it."""
+    return type("Failure", (kind,), {"code": code, "__str__": lambda self: "clCall failed"})
+
+
+lost = failure(cl.RuntimeError, cl.status_code.OUT_OF_RESOURCES)
+full = failure(cl.MemoryError, cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE)
+ERRORS: dict[str, tuple[Callable[[], BaseException], type]] = {
+    "memory": (full, DeviceMemoryError),
+    "lost": (lost, DeviceLostError),
+    "interrupt": (KeyboardInterrupt, KeyboardInterrupt),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("first", [True, False], ids=["first call", "second call"])
+def test_every_call_of_the_driver_may_fail(faulty: Faulty, kind: str, first: bool) -> None:
+    """Nothing has changed, and the next call works, unless the device is lost."""
+    make, raised = ERRORS[kind]
+    faulty.error = make
+    reference = Net()
+    counted = on_opencl(reference.step)
+    if not first:
+        counted(reference.x)
+    faulty.calls.clear()
+    counted(reference.x)
+    calls = list(faulty.calls)
+    assert set(calls) == {"write", "launch", "alloc"} | ({"build", "prepare"} if first else set())
+    wanted = reference.snapshot()
+    for n in range(len(calls)):
+        net = Net()
+        step = on_opencl(net.step)
+        if not first:
+            step(net.x)
+        before = net.snapshot() if first else None  # reading would change what the call copies
+        faulty.calls.clear()
+        faulty.fail_at = n
+        try:
+            step(net.x)
+        except raised:
+            failed = True
+        else:
+            failed = False  # memory was freed, and the second try was successful
+        used_again = n >= len(faulty.calls)  # memory of the last net
+        assert failed or used_again or (kind == "memory" and faulty.calls[n] == "alloc")
+        faulty.fail_at, faulty.dead = -1, ""
+        if failed:
+            assert before is None or net.snapshot() == before
+            step(net.x)
+        assert net.snapshot() == wanted, (n, calls[n])
+
+
+def test_a_lost_device_says_so_at_each_use(faulty: Faulty) -> None:
+    net = Net()
+    step = on_opencl(net.step)
+    step(net.x)
+    faulty.calls.clear()
+    faulty.error, faulty.fail_at = lost, 3
+    for _ in range(2):
+        with pytest.raises(DeviceLostError, match="Load the last checkpoint"):
+            step(net.x)
+    with pytest.raises(DeviceLostError, match="not read are lost"):
+        net.last.weight.numpy()
+
+
+def test_other_errors_of_the_driver(faulty: Faulty) -> None:
+    net = Net()
+    step = on_opencl(net.step)
+    step(net.x)
+    faulty.calls.clear()
+    faulty.error = failure(cl.LogicError, cl.status_code.INVALID_VALUE)
+    faulty.fail_at = 3
+    with pytest.raises(DeviceError, match=r"opencl:0 \(.*\): clCall failed"):
+        step(net.x)
+    step(net.x)
+
+
+OWN = {"adjoint.targets.program", "adjoint.targets.values", "adjoint.targets.plan", "adjoint.optim.traced"}
+
+
+def test_an_interrupt_at_any_moment_changes_all_or_nothing() -> None:
+    """Python lets interrupts in after calls of built-in functions."""
+    before = after = None
+    for moment in range(1, 10_000, 11):
+        net, other = Net(), Net()
+        steps = [on_opencl(n.step) for n in (net, other)]
+        for n, step in zip((net, other), steps, strict=True):
+            step(n.x)
+        before = before or other.snapshot()
+        if after is None:
+            steps[1](other.x)
+            after = other.snapshot()
+        moments = 0
+
+        def interrupt(frame: Any, event: str, arg: Any, moment: int = moment) -> None:
+            nonlocal moments
+            if event == "c_return" and frame.f_globals.get("__name__") in OWN:
+                moments += 1
+                if moments == moment:
+                    raise KeyboardInterrupt
+
+        profiler = sys.getprofile()
+        try:
+            sys.setprofile(interrupt)
+            steps[0](net.x)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(profiler)
+        assert net.snapshot() in (before, after), moment
+    assert moment > 30 and net.snapshot() == after
+
+
+def test_threads_share_a_device() -> None:
+    """Each thread trains its own net; all give the same numbers."""
+    nets = [Net() for _ in range(4)]
+    errors: list[BaseException] = []
+
+    def train(net: Net) -> None:
+        try:
+            step = on_opencl(net.step)
+            for _ in range(5):
+                loss = step(net.x)
+            loss.item()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(n,)) for n in nets]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+    assert all(n.snapshot() == nets[0].snapshot() for n in nets)
+
+
+def test_threads_read_one_value() -> None:
+    for _ in range(20):
+        t = on_opencl(lambda x: x * 2)(ad.tensor(np.arange(1000.0)))
+        found: list[Any] = []
+        read = partial(lambda t, found: found.append(t.numpy().sum()), t, found)
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert found == [999000.0] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_cannot_use_the_device() -> None:
+    net = Net()
+    step = on_opencl(net.step)
+    step(net.x)
+    out, into = os.pipe()
+    child = os.fork()
+    if not child:
+        text = "no error"
+        try:
+            step(net.x)
+        except DeviceLostError as error:
+            text = str(error)
+        os.write(into, text.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"before this process was forked" in os.read(out, 1000)
+    step(net.x)
+
+
+def test_values_move_between_devices(faulty: Faulty) -> None:
+    """A value of another device, here another object for the same one, is copied."""
+    first = on_opencl(lambda x: x + 1)(ad.tensor([1.0, 2.0]))
+    assert first.device == "opencl:0"
+    targets._opened["opencl:0"] = DEVICE
+    assert on_opencl(lambda x: x * 2)(first).tolist() == [4.0, 6.0]
