@@ -221,11 +221,11 @@ def test_states_go_to_python_and_back(tmp_path: Path) -> None:
 
     data = [(rng.normal(size=(8, 3)).astype("f"), rng.normal(size=(8, 1)).astype("f")) for _ in range(9)]
     model, optimizer, step = sides()
-    made = ad.export(step, *data[0], path=tmp_path / "trainer", target="python")
+    made = ad.export(step, *data[0], path=tmp_path / "contract_trainer", target="python")
     assert not [p for p in made.parts if p.endswith(".grad")]
     sys.path.insert(0, str(tmp_path))
     try:
-        import trainer  # type: ignore[import-not-found]
+        import contract_trainer as trainer  # type: ignore[import-not-found]
     finally:
         sys.path.remove(str(tmp_path))
     whole = ad.compile(sides()[2], level="portable")
