@@ -215,7 +215,14 @@ class SparseDerivative:
         self, kind: str, product: Callable[..., Any], seeds: list[Any], products: dict[tuple[str, int], Any]
     ) -> None:
         """Compute the products with all seeds at once, and add them, flattened, to ``products``."""
-        found = vmap(product, chunk_size=self.chunk_size)(*[wrap(s) for s in seeds])
+        found: list[Tensor] = []
+        batched = vmap(product, chunk_size=self.chunk_size)
+        trace = innermost_trace()
+        if trace is None:
+            found += batched(*map(wrap, seeds))
+        else:
+            with trace.folding(seeds, found) as symbols:
+                found += batched(*map(wrap, symbols))
         for k, t in enumerate(found):
             products[kind, k] = rec.reshape(t, shape=(t.size,))
 

@@ -134,8 +134,8 @@ class Plan:
                     starts[name] = end
                     end += count * length
                 places[where] = colours[at[where]] * length + element[where] + starts[name]
-        pieces = list(starts)
-        return Block(Pattern(r, c, (int(m), int(n))), pieces, places)
+        small = places.astype(np.int32) if end < 2**31 else places  # less to read in each call
+        return Block(Pattern(r, c, (int(m), int(n))), list(starts), small)
 
 
 def jacobian_plan(

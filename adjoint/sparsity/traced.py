@@ -30,6 +30,18 @@ def innermost_trace() -> Any:
     return trace if trace is not None and isinstance(top, Root) and top.trace is trace else None
 
 
+class _Elements:
+    """A function that returns the elements of a tensor; the first call, inside a trace, those of ``data``."""
+
+    def __init__(self, t: Tensor, data: Any) -> None:
+        self.tensor, self.data = t, data
+
+    def __call__(self) -> bytes:
+        data, self.data = self.data, None
+        found: bytes = (self.tensor._data if data is None else data).tobytes()
+        return found
+
+
 def pattern_of_run(trace: Any, run: Recorded) -> Any:
     """Return the pattern of the derivative of a run that a trace recorded.
 
@@ -39,10 +51,14 @@ def pattern_of_run(trace: Any, run: Recorded) -> Any:
     symbols = [Symbolic(trace, x.shape, x.dtype) for x in run.inputs]
     pushed = within(grad_mode, False, push_along, run, [wrap(s) for s in symbols])
     values = [trace.value(t) for t in pushed]
-    constants = Constants(trace.program)
+    captured = {id(h.tensor): h.data for h in trace.held.values() if type(h.data) is np.ndarray}
+    constants = Constants(trace.program, captured)
     patterns = walk(trace.program.body, started(symbols), values, constants)
-    for array in constants.read.values():
-        trace.fix(array)
+    for each in constants.read.values():
+        if isinstance(each, Tensor):
+            trace.guard("the elements of a tensor of integers", _Elements(each, captured[id(each)]))
+        else:
+            trace.fix(each)
     columns = sum(x.size for x in run.inputs)
     parts = []
     for p, out in zip(patterns, run.outputs, strict=True):

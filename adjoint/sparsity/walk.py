@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.loops.repeat import Repeat
-from adjoint.compiler.program.inputs import ArraySource
+from adjoint.compiler.program.inputs import ArraySource, Source, TensorSource
 from adjoint.compiler.program.program import Host, Instruction, Program
 from adjoint.compiler.program.symbols import Symbolic
 from adjoint.sparsity.pattern import Pattern, identity, made, numbered, placed, selected, stacked, union
 from adjoint.sparsity.rules import RULES, Applied, rule_for
-from adjoint.typing import Array
 
 __all__ = ["Constants", "started", "walk"]
 
@@ -23,14 +22,18 @@ _LARGEST = 10_000_000  # elements of a constant that is computed here
 class Constants:
     """The values of a program that are the same in every call: arrays, and what is computed from them.
 
-    ``read`` has the user's arrays whose elements were used; the pattern is wrong if they change.
+    Tensors of integers and booleans are, too, if ``captured`` has their arrays, by their ids.  ``read`` has
+    the user's arrays and tensors whose elements were used; the pattern is wrong if they change.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.sources = {s.value.id: s for s in program.sources if isinstance(s, ArraySource)}
+    def __init__(self, program: Program, captured: dict[int, Any]) -> None:
+        self.captured = captured
+        self.sources: dict[int, Source] = {
+            s.value.id: s for s in program.sources if isinstance(s, (ArraySource, TensorSource))
+        }
         self.makers = {out.id: i for i in program.body for out in i.outs}
         self.values: dict[int, Any] = {}
-        self.read: dict[int, Array] = {}
+        self.read: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
         """Return the elements of a value if they are known, otherwise None; note that they are used."""
@@ -74,7 +77,9 @@ class Constants:
 
     def _compute(self, v: Any, needed: list[Any] | None) -> None:
         source, i = self.sources.get(v.id), self.makers.get(v.id)
-        if source is not None:
+        if isinstance(source, TensorSource):
+            self.values[v.id] = self.captured.get(id(source.owner)) if v.dtype.kind in "biu" else None
+        elif source is not None:
             self.values[v.id] = source.owner if type(source.owner) is np.ndarray else None
         elif i is None or needed is None or any(self.values[n.id] is None for n in needed):
             self.values[v.id] = None
@@ -91,8 +96,9 @@ class Constants:
         while stack:
             v = stack.pop()
             source, i = self.sources.get(v.id), self.makers.get(v.id)
-            if source is not None and source.is_outside():
-                self.read[id(source.owner)] = source.owner
+            if source is not None:
+                if isinstance(source, TensorSource) or source.value.known is None:
+                    self.read[id(source.owner)] = source.owner
             elif source is None and i is not None:
                 stack.extend(x for x in i.args if isinstance(x, Symbolic))
 
@@ -187,7 +193,7 @@ def _loop(steps: Repeat, own: list[Any], constants: Constants) -> list[Any]:
         if on:
             start[v.id] = made(np.arange(first, first + n), np.arange(n + 1), total)
             first += n
-    inside = Constants(steps.program)
+    inside = Constants(steps.program, constants.captured)
     local = walk(steps.program.body, start, steps.program.results, inside)
     constants.read |= inside.read
     carry = [_or_empty(p, n, columns) for p, n in zip(own, sizes[: steps.carries], strict=False)]

@@ -154,3 +154,10 @@ def test_derivatives_outside_of_a_compiled_function() -> None:
     ad.compile(lambda: ad.jvp(lambda x: total(closure, True)(x * w), (V,), (V,))[1])().backward()
     want = ad.grad(lambda w: ad.jvp(lambda x: total(closure, True)(x * w), (V,), (V,))[1])(V)
     np.testing.assert_allclose(w.grad.numpy(), want)
+
+
+def test_second_derivatives_of_a_loop_without_carry() -> None:
+    x = np.linspace(0.5, 1.5, 8)
+    f = lambda x: (ad.map(lambda r: r * r, x) * x).sum()
+    np.testing.assert_allclose(ad.compile(ad.hessian(f))(x), np.diag(6 * x), rtol=1e-12)
+    np.testing.assert_allclose(ad.compile(ad.jacrev(ad.jacrev(f)))(x), np.diag(6 * x), rtol=1e-12)

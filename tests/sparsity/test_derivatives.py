@@ -226,6 +226,23 @@ def test_methods() -> None:
     np.testing.assert_allclose(Model().derivative(X).toarray(), 2 * ad.jacobian(chain)(X), rtol=1e-13)
 
 
+def test_what_depends_only_on_the_vectors_is_computed_in_the_trace() -> None:
+    """The linear part of a stencil is a constant of the program."""
+
+    def f(x: Any) -> Any:
+        wide = ad.pad(x, 1)
+        return x**3 + 100 * (2 * x - wide[2:] - wide[:-2])
+
+    jacobian = ad.compile(ad.jacobian(f, sparse=True), backend="replay")
+    np.testing.assert_allclose(jacobian(X).toarray(), ad.jacobian(f)(X), rtol=1e-13)
+    assert "pad" not in jacobian.program(X) and jacobian.program(X).count("[3, 8]  <- array") == 2
+    linear = ad.compile(ad.jacobian(lambda x: f(x) - x**3, sparse=True))
+    for _ in range(3):
+        found = linear(X)
+        np.testing.assert_allclose(found.toarray(), ad.jacobian(lambda x: f(x) - x**3)(X), rtol=1e-13)
+        found.data[:] = 0
+
+
 def test_results_are_new_memory() -> None:
     jacobian = ad.jacobian(chain, sparse=True)
     first = jacobian(X)
@@ -260,6 +277,20 @@ def test_a_pattern_is_never_stale(compiled: bool) -> None:
         change()
         np.testing.assert_allclose(jacobian(X).toarray(), ad.jacobian(f)(X), rtol=1e-13)
         np.testing.assert_allclose(hessian(X).toarray(), ad.hessian(loss)(X), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tensors_of_integers_are_guarded(compiled: bool) -> None:
+    index, chosen = ad.tensor([0, 1, 2]), ad.tensor(X > 1)
+    f = lambda x: x[index] * ad.where(chosen, x, x[0])[:3] + ad.fori_loop(0, 2, lambda i, v: v[index], x[:3])
+    jacobian = ad.jacobian(f, sparse=True)
+    jacobian = ad.compile(jacobian) if compiled else jacobian
+    for value, traces in ((1, 1), (2, 2), (2, 2)):
+        with ad.no_grad():
+            index[0], chosen[0] = value, value == 2
+        for _ in range(3):
+            np.testing.assert_allclose(jacobian(X).toarray(), ad.jacobian(f)(X), rtol=1e-13)
+        assert jacobian.stats()["traces"] == traces
 
 
 def test_constants_of_loops_are_guarded() -> None:

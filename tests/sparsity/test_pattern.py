@@ -56,6 +56,16 @@ def _scan(reverse: bool) -> Callable[[Any], Any]:
     return f
 
 
+PLACES, CHOSEN = ad.tensor(INDEX), ad.tensor(X > 1)
+EXACT |= {
+    "a tensor as an index": lambda x: x[PLACES] ** 2,
+    "a tensor as rows": lambda x: ad.take(x.reshape(6, 2), PLACES % 6, axis=0),
+    "a tensor as places": lambda x: ad.zeros(12).at[PLACES].add(x[:5]),
+    "a tensor as a condition": lambda x: ad.where(CHOSEN, x, x[::-1]),
+    "a tensor as an index in a loop": lambda x: ad.fori_loop(
+        0, 3, lambda i, v: v * v[PLACES[1:] % 4], x[2:6]
+    ),
+}
 EXACT["a loop"] = _scan(False)
 EXACT["a loop backwards"] = _scan(True)
 EXACT["a carry of two"] = lambda x: ad.scan(lambda c, r: ((c[1], c[0] * r), c[0] + r), (x[0], x[1]), x[2:])[1]

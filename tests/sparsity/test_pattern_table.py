@@ -23,8 +23,6 @@ WANTED = [
 ]
 # Of these rules the pattern is exactly the nonzero elements of the dense Jacobian, wherever indices are known.
 EXACT = {"move", "scatter", "contract", "running"}
-# An index tensor that a function captures may change between calls, so what it selects is not known.
-BY_INDEX = {"take", "take_along_axis", "put_along_axis", "untake", "untake_along_axis"}
 
 
 @pytest.mark.filterwarnings("ignore:jacobian. the sparse Jacobian")  # of ops whose Jacobian is dense
@@ -44,7 +42,7 @@ def test_every_op(case: Case) -> None:
             assert not (block[~inside] != 0).any()
             np.testing.assert_allclose(matrix.toarray(), block, rtol=1e-9, atol=1e-12)
             assert matrix.dtype == block.dtype
-            if OPS[case.op].sparsity in EXACT and case.op not in BY_INDEX:
+            if OPS[case.op].sparsity in EXACT:
                 assert (block[inside] != 0).all()
 
 

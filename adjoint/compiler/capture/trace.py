@@ -7,10 +7,12 @@ tensor or to its ``.grad`` are assigned by the program at the end of each call.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -80,6 +82,7 @@ class Trace(Captured):
         self.decisions: list[tuple[Callable[[Any], Any], Program, Any, str]] = []
         self.indices: list[tuple[Callable[[Any], None], Symbolic]] = []  # how to check index arrays
         self.undo: list[Callable[[], None]] = []
+        self.folded: dict[int, Any] = {}  # the arrays of constants with which ``folding`` computes, by id
         self.loop: Any = None  # the loop, if this is the trace of its body
         self.unroll = False  # whether loops are unrolled
         self.loops: list[Any] = []  # loops that are one instruction, nested ones too
@@ -158,8 +161,46 @@ class Trace(Captured):
             if _is_like(other, first):
                 return self._add(OTHER, (flag, first, other), {}, [(first.shape, first.dtype)])[0]
         known = [a.kind(1) if isinstance(a, Number) else a for a in own]  # 1 has the same dtype rules
-        outs = self._add(op, own, params, infer(op, tuple(typed(op, own, known)), params))
+        specs = infer(op, tuple(typed(op, own, known)), params)
+        if self.folded and (found := self._fold(op, own, params, specs)) is not None:
+            return found
+        outs = self._add(op, own, params, specs)
         return outs if op.outputs > 1 else outs[0]
+
+    @contextlib.contextmanager
+    def folding(self, arrays: Sequence[Any], kept: list[Tensor]) -> Iterator[list[Symbolic]]:
+        """Give the symbols of constant arrays; in the block, what depends only on them is computed at once.
+
+        Views are not, because programs read the array itself.  Constants that no instruction uses are removed
+        at the end, except the values of ``kept``.
+        """
+        symbols, around = [self.constant(a) for a in arrays], self.folded
+        self.folded = {s.id: s.known for s in symbols}
+        try:
+            yield symbols
+        finally:
+            used = {a.id for i in self.program.body for a in i.args if isinstance(a, Symbolic)}
+            used |= {t._data.id for t in kept if isinstance(t._data, Symbolic)}
+            left = self.folded.keys() - used
+            self.program.sources[:] = [s for s in self.program.sources if s.value.id not in left]
+            self.folded = around
+
+    def _fold(self, op: Any, args: tuple[Any, ...], params: dict[str, Any], specs: Any) -> Any:
+        """Return the symbol of the result of an op on folded constants; None if it is to be computed later.
+
+        Results that are larger than the constants are computed later: reading them takes longer than that.
+        """
+        arrays: list[Any] = [self.folded.get(a.id) if isinstance(a, Symbolic) else a for a in args]
+        if op.outputs > 1 or not op.pure or any(a is None for a in arrays):
+            return None
+        if math.prod(specs[0][0]) > 1.25 * max(np.size(a) for a in arrays):
+            return None
+        with np.errstate(all="ignore"):
+            array = np.asarray(op.forward(*arrays, **params), specs[0][1])
+        view = any(np.may_share_memory(array, a) for a in arrays if isinstance(a, ndarray))
+        found = self._add(op, args, params, specs)[0] if view else self.constant(array)
+        self.folded[found.id] = array
+        return found
 
     def number_of(self, op: Host, args: tuple[Any, ...], kind: type | None = None) -> Number:
         """Add an instruction that computes a Python number; return the symbol of the number."""

@@ -124,7 +124,7 @@ def _pulled(
         return (new, sums), [_zeros(inputs[k]) if (g := of[k]) is None else g for k in in_rows]
 
     note = lambda c, x: (steps.plain([*c, *x])[:n], c)
-    _, carries = _scan(loop, note, init, rows, loop.reverse, loop.body.flagged)
+    carries = _scan(loop, note, init, rows, loop.reverse, loop.body.flagged)[1] if n else []
     start = [_zeros(operands[k]) if (g := grads[k]) is None else g for k in in_carry]
     totals = [_zeros(operands[k]) for k in outside]
     back = carries, rows, [grads[k] for k in seeded]

@@ -189,7 +189,8 @@ class _Fuser:
                     todo.append(a.node)
         groups = [g for m in found.values() if (g := self._last(m)) is not None]
         top = max(groups, key=lambda g: g.order) if groups else None
-        reads = {a.node.id for m in found.values() for a in m.args if a.node.op != "constant"}
+        operands = [a.node for m in found.values() for a in m.args]
+        reads = {node.id for node in operands if node.op != "constant" or node.size > 64}
         for k in sorted(found):
             self._settle(found[k], top, reads, n)
 
