@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,15 @@ import adjoint as ad
 from adjoint import optim, tree
 
 
+@dataclasses.dataclass
+class Fields:
+    first: Any
+    second: Any = "b"
+
+
 def random_tree(r: Any, depth: int = 0) -> Any:
     """Return a random argument: an array, a tensor, a number, a constant or a container of such."""
-    kind = r.integers(12 if depth < 3 else 8)
+    kind = r.integers(13 if depth < 3 else 8)
     if kind < 2:
         return r.normal(size=(2, 3))
     if kind == 2:
@@ -29,6 +36,8 @@ def random_tree(r: Any, depth: int = 0) -> Any:
     if kind == 7:
         return r.normal(size=(3, 2)).T  # not contiguous
     children = [random_tree(r, depth + 1) for _ in range(r.integers(0, 4))]
+    if kind == 12:
+        return Fields(*children[:2]) if children else Fields(None)
     if kind < 10:
         return dict(zip("xyz", children, strict=False))
     return children if kind == 10 else tuple(children)
@@ -41,6 +50,8 @@ def changed(r: Any, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return r.normal(size=value.shape)
     odd = r.random() < 0.04
+    if isinstance(value, Fields):
+        return Fields(changed(r, value.first), changed(r, value.second))
     if isinstance(value, dict):
         items = [(k, changed(r, v)) for k, v in value.items()]
         if odd and items:
@@ -97,6 +108,7 @@ CALLS: dict[str, Any] = {
     "list": lambda x, y: (([x, y],), {}),
     "keywords": lambda x, y: ((), {"x": x, "y": y}),
     "nested": lambda x, y: (({"a": [x, (y, None)], "k": 3, "name": "n"},), {"flag": True}),
+    "dataclass": lambda x, y: ((Fields(x, Fields(y, None)),), {}),
     "number": lambda x, y: ((x, y, 0.5), {}),
     "constants": lambda x, y: ((x, y, True, 3, "mean", None), {}),
 }

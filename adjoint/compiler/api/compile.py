@@ -20,6 +20,7 @@ from adjoint.compiler.api.doctor import hint
 from adjoint.compiler.api.variant import Variant
 from adjoint.compiler.build import units
 from adjoint.compiler.capture.arguments import Call, Parameters, check_unchanged, containers_in
+from adjoint.compiler.capture.trace import BothError
 from adjoint.compiler.emit.machine import binding, using
 from adjoint.compiler.host.direct import Owner
 from adjoint.config import compile_mode, held_across_fork, locked, special, tapes, transform
@@ -346,12 +347,10 @@ class Compiled(_Callable[P, R]):
                     self._enter(None if n else v.make_direct(self._owner))
                     self._variants.insert(0, self._variants.pop(n))
                     return v.run_direct(args), v.plain
-        call = Call(args, kwargs, self._parameters)
+        call, variant = self._matching(self._variant, args, kwargs)
         if mode == "check":
-            variant = self._variant(call)
             both = run_both(variant, call, lambda: self._on_tensors(*args, **kwargs))
             return both, variant.plain
-        variant = self._variant(call)
         if variant.direct >= 0 and not variant.flat and variant is self._variants[0]:
             self._enter(variant.make_direct(self._owner))
         return variant.run(call), variant.plain
@@ -407,17 +406,37 @@ class Compiled(_Callable[P, R]):
         """Trace the function for a call, and return the new program."""
         return Variant(self._f, call, self._backend, self._parameters, self._flush, self._level, self._target)
 
+    def _matching(
+        self, find: Callable[[Call], Variant], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Call, Variant]:
+        """Return a call and its program, which ``find`` returns.
+
+        If an argument is an object whose tensors the function reaches in another way too, as a model that an
+        optimiser updates, the object is held from now on: its tensors are not traced as arguments.
+        """
+        try:
+            call = Call(args, kwargs, self._parameters)
+            return call, find(call)
+        except BothError as error:
+            if not self._parameters.hold(args, kwargs, error.tensors):
+                raise
+        call = Call(args, kwargs, self._parameters)
+        return call, find(call)
+
     def _shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
         """Return the program for arguments; one that is traced for this purpose is not kept.
 
         Plain variables that the trace changes are restored.
         """
-        call = Call(args, kwargs, self._parameters)
-        found = self._known(call)
-        if found is None:
-            found = self._traced(call)
-            found.reads.set_back()
-        return found
+
+        def find(call: Call) -> Variant:
+            found = self._known(call)
+            if found is None:
+                found = self._traced(call)
+                found.reads.set_back()
+            return found
+
+        return self._matching(find, args, kwargs)[1]
 
     def _variant(self, call: Call) -> Variant:
         """Return the program for a call; if none matches, trace the function and return the new program."""

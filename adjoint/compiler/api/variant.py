@@ -20,7 +20,14 @@ from numpy import ndarray
 from adjoint import tree, words
 from adjoint.compiler.api.doctor import advice, hint_of_entry, hint_of_loops
 from adjoint.compiler.api.explain import explain
-from adjoint.compiler.capture.arguments import Call, Parameters, Wanted, check_unchanged, containers_in
+from adjoint.compiler.capture.arguments import (
+    Call,
+    Parameters,
+    Wanted,
+    check_unchanged,
+    containers_in,
+    opened,
+)
 from adjoint.compiler.capture.spent import Spent
 from adjoint.compiler.capture.trace import Trace
 from adjoint.compiler.emit.machine import has_llvm
@@ -302,7 +309,7 @@ class Variant:
             trace.observer.stand_in(copy, module)
         for each, *_ in containers:
             trace.observer.made(each)
-        result = trace.observer.run(self.f, args, kwargs)
+        result = trace.observer.run(self.f, *opened(args, kwargs))
         for each in result if isinstance(result, tuple) else (result,):
             trace.observer.returned(each)
         inputs = zip(call.moves, self.inputs, strict=True)
@@ -456,7 +463,7 @@ class Variant:
 
     def eager(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Call the original function on ``leaves``; return, as tensors, the results the program computes."""
-        args, kwargs = tree.unflatten(self.structure, leaves)
+        args, kwargs = opened(*tree.unflatten(self.structure, leaves))
         found = zip(tree.flatten(self.f(*args, **kwargs))[0], self.outs, strict=True)
         computed = {at: o for o, (kind, at) in found if kind in ("value", "number")}
         return [o if isinstance(o, Tensor) else wrap(np.asarray(o)) for o in computed.values()]

@@ -20,7 +20,7 @@ from adjoint.grads.slots import sink
 from adjoint.transforms.inputs import name_of
 from adjoint.words import a
 
-__all__ = ["Call", "Parameters", "Wanted", "check_unchanged", "containers_in"]
+__all__ = ["Call", "Held", "Parameters", "Wanted", "check_unchanged", "containers_in", "opened"]
 
 _MODES = (
     "the grad mode",
@@ -33,8 +33,38 @@ _MODES = (
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+class Held:
+    """An argument that is not traced, such as a module that an optimiser outside of the function has too.
+
+    Two of them are equal if they hold the same object.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Held and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"another {type(self.value).__name__}"
+
+    @staticmethod
+    def open(value: Any) -> Any:
+        """Return the object that ``value`` holds, or ``value`` itself."""
+        return value.value if type(value) is Held else value
+
+
 class Parameters:
-    """The parameters of a compiled function: their names, and which of them are static (not traced)."""
+    """The parameters of a compiled function: their names, and which of them are static (not traced).
+
+    ``held`` has the positions and names of arguments that are objects of Python which are read like closure
+    variables, because the function reaches their tensors in another way too.
+    """
 
     def __init__(self, f: Callable[..., Any], static: Any) -> None:
         self.function = name_of(f)
@@ -52,6 +82,7 @@ class Parameters:
         self.any_position = found is None or self.many is not None
         self.any_name = found is None or inspect.Parameter.VAR_KEYWORD in kinds
         self.static = self._places((static,) if isinstance(static, (str, int)) else tuple(static))
+        self.held: frozenset[Any] = frozenset()
 
     def _places(self, static: tuple[Any, ...]) -> frozenset[Any]:
         """Convert the option ``static`` to a set of positions and of names in the form ``"['name']"``."""
@@ -73,6 +104,27 @@ class Parameters:
                 has = f"has the parameters {given}" if given else "has no parameters"
                 raise ArgumentError(f"compile: static= contains {s!r}, but {self.function} {has}.")
         return frozenset(found - {None})
+
+    def hold(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: set[int]) -> bool:
+        """Hold the arguments that are objects with one of the ``tensors``, given by id.
+
+        Return whether all of these tensors are in such objects.
+        """
+        found, places = set(), set()
+        for place, value in (*enumerate(args), *kwargs.items()):
+            inside = {id(leaf) for leaf in tree.leaves(value)} & tensors
+            if inside and type(value) not in (list, tuple, dict) and not isinstance(value, Tensor):
+                found |= inside
+                places.add(place)
+        self.held |= places
+        return found == tensors
+
+    def with_held(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the arguments of a call, with ``Held`` in place of those that are held."""
+        return (
+            tuple([Held(v) if k in self.held and _is_object(v) else v for k, v in enumerate(args)]),
+            {k: Held(v) if k in self.held and _is_object(v) else v for k, v in kwargs.items()},
+        )
 
     def name(self, position: int) -> str:
         """Return the name of the argument at ``position``, for messages, such as ``x`` or ``args[0]``."""
@@ -103,7 +155,12 @@ class Parameters:
         return [path for name, child, _ in self.arguments(structure) for path in child.paths(name)]
 
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))  # contain no objects
+_PLAIN: tuple[type, ...] = (int, float, complex, bool, str, bytes, type(None))  # contain no objects
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether an argument may be held: it is not an array, a number or a plain container."""
+    return not isinstance(value, (Tensor, ndarray, np.generic, list, tuple, dict, *_PLAIN))
 
 
 class Wanted(NamedTuple):
@@ -133,7 +190,8 @@ class Call:
     __slots__ = ("key", "leaves", "moves", "moving", "structure")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters) -> None:
-        self.leaves, self.structure = tree.flatten((args, kwargs))
+        given = parameters.with_held(args, kwargs) if parameters.held else (args, kwargs)
+        self.leaves, self.structure = tree.flatten(given)
         fixed = parameters.static_leaves(self.structure) if parameters.static else frozenset()
         self.moves: list[int] = []
         self.moving: list[Any] = []
@@ -183,7 +241,7 @@ class Call:
         leaves = [None if k in moving else leaf for k, leaf in enumerate(self.leaves)]
         args, kwargs = tree.unflatten(self.structure, leaves)
         named = {parameters.name(k): v for k, v in enumerate(args)} | kwargs
-        return {k: v for k, v in named.items() if type(v) not in _PLAIN}
+        return {k: Held.open(v) for k, v in named.items() if type(v) not in _PLAIN}
 
     def fixed(self) -> list[Any]:
         """Return all leaves of the arguments, with None in place of the traced arrays and tensors."""
@@ -230,6 +288,11 @@ class Call:
             if x != y:
                 return f"{path} changed from {_said(x, paths)} to {_said(y, paths)}"
         return "the arguments changed"
+
+
+def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments as the function gets them, with the objects in place of ``Held``."""
+    return tuple(map(Held.open, args)), {k: Held.open(v) for k, v in kwargs.items()}
 
 
 def containers_in(value: Any) -> Iterator[tuple[Any, list[Any]]]:

@@ -53,12 +53,20 @@ from adjoint.core.user_code import Position, line_at, user_line, user_position
 from adjoint.errors import AdjointError, TransformError
 from adjoint.grads.slots import sink
 
-__all__ = ["Trace"]
+__all__ = ["BothError", "Trace"]
 
 # One trace at a time: tensors are changed in place.  No fork happens meanwhile.
 _tracing_lock = held_across_fork(threading.RLock())
 
 _NUMBERS = (float, int, bool, complex)
+
+
+class BothError(TransformError):
+    """Raised if tensors, given by id, are arguments and variables of a function that changes tensors."""
+
+    def __init__(self, tensors: set[int], text: str) -> None:
+        super().__init__(text)
+        self.tensors = tensors
 
 
 class Trace(Captured):
@@ -495,10 +503,12 @@ class Trace(Captured):
         """Add to the program the assignments that it makes at the end of each call."""
         writes = self.program.writes
         changed = any(h.grad_known or h.tensor._data is not h.symbol for h in self.held.values())
-        if changed and any(isinstance(a, Tensor) and id(a) in self.held for a in self.arguments):
-            raise TransformError(
+        both = {id(a) for a in self.arguments if isinstance(a, Tensor)} & self.held.keys()
+        if changed and both:
+            raise BothError(
+                both,
                 "ad.compile: one tensor is both an argument and a global or closure variable of the "
-                "function, and the function changes tensors.\n  Use the tensor in one of the two ways only."
+                "function, and the function changes tensors.\n  Use the tensor in one of the two ways only.",
             )
         for h in list(self.held.values()):  # a copy: ``value`` may capture more tensors
             t = h.tensor

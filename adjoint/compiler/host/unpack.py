@@ -1,28 +1,48 @@
-"""Write the lines that unpack the arguments of a call: dictionaries, tuples and lists."""
+"""Write the lines that unpack the arguments of a call: dictionaries, tuples, lists and dataclasses."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from adjoint import tree
+from adjoint.compiler.capture.arguments import Held
+from adjoint.compiler.guards.values import exact
 from adjoint.compiler.program.lines import Lines
 
 __all__ = ["add_unpacking", "can_unpack"]
 
 _CONTAINERS = (list, tuple, dict)
 _COMPARED = (int, bool)  # types of leaves that a program is traced for, and that ``==`` compares exactly
+_ABSENT = object()  # in place of a field that was deleted
 _CONSTANTS = (str, bytes, type(None))
 
 
 def can_unpack(structure: tree.Structure, leaves: Sequence[Any], moves: Sequence[int]) -> bool:
     """Return whether generated lines can compare arguments of this structure with those of a call.
 
-    Only lists, tuples and dictionaries can be unpacked, not their subclasses.  ``moves`` has the indices of
-    the traced leaves.
+    Lists, tuples and dictionaries can be unpacked, not their subclasses, and dataclasses.  ``moves`` has the
+    indices of the traced leaves.
     """
     fixed = set(range(len(leaves))) - set(moves)
-    return _is_unpacked(structure) and all(type(leaves[k]) in _COMPARED for k in fixed)
+    return _is_unpacked(structure) and all(
+        type(leaves[k]) in _COMPARED or type(leaves[k]) is Held or _is_identical(leaves[k]) for k in fixed
+    )
+
+
+def _is_identical(value: Any) -> bool:
+    """Return whether a value that is not traced equals only itself, such as an optimiser."""
+    compares: Any = type(value).__eq__
+    return compares is object.__eq__ and exact(value) is value
+
+
+def _has_fields(s: tree.Structure) -> bool:
+    """Return whether this is the structure of a dataclass without static or missing fields."""
+    kind: Any = s.kind
+    if not dataclasses.is_dataclass(kind) or issubclass(kind, _CONTAINERS) or tree.is_registered(kind):
+        return False
+    return s.rest == {} and s.names == tuple([f".{f.name}" for f in dataclasses.fields(kind)])
 
 
 def _is_unpacked(s: tree.Structure) -> bool:
@@ -32,7 +52,7 @@ def _is_unpacked(s: tree.Structure) -> bool:
         return type(s.rest) in _CONSTANTS
     if s.kind is dict and not all(type(key) is str for key in s.rest):
         return False
-    return s.kind in _CONTAINERS and all(map(_is_unpacked, s.children))
+    return (s.kind in _CONTAINERS or _has_fields(s)) and all(map(_is_unpacked, s.children))
 
 
 def add_unpacking(
@@ -74,12 +94,15 @@ class _Unpacking:
         else:
             name = f"c{self.containers}"
             self.containers += 1
-            self.w.add(f"{name} = {text}", f"if type({name}) is not {s.kind.__name__}: {self.miss}")
+            kind = s.kind.__name__ if s.kind in _CONTAINERS else self.w.name(s.kind)
+            self.w.add(f"{name} = {text}", f"if type({name}) is not {kind}: {self.miss}")
             self._children(name, s)
 
     def _constant(self, text: str, value: Any) -> None:
         """Add the lines that compare a value that is not traced."""
-        if value is None or type(value) is bool:
+        if type(value) is Held or _is_identical(value):
+            self.w.add(f"if {text} is not {self.w.name(Held.open(value))}: {self.miss}")
+        elif value is None or type(value) is bool:
             self.w.add(f"if {text} is not {value}: {self.miss}")
         else:
             kind = type(value).__name__
@@ -87,6 +110,11 @@ class _Unpacking:
 
     def _children(self, text: str, s: tree.Structure) -> None:
         """Add the lines for the elements of the container in the variable ``text``."""
+        if s.kind not in _CONTAINERS:
+            absent = self.w.name(_ABSENT)
+            for name, child in zip(s.names, s.children, strict=True):
+                self._unpack(f"getattr({text}, {name[1:]!r}, {absent})", child)
+            return
         if s.kind is dict:
             differs = f"[*{text}] != {list(s.rest)!r}" if s.rest else text
             places = [f"{text}[{key!r}]" for key in s.rest]
