@@ -89,10 +89,14 @@ class OpenCL:
         types = [self.stored[e] for e in elements]
         head = [f"  __global {t}* b{k} = (__global {t}*)(s{k} + o{k});" for k, t in enumerate(types)]
         body = [f"  {self.local_memory(*each)}" for each in shared] + head + w.lines
-        size = ", ".join(map(str, [*sizes, 1, 1][:3]))
         return (
             "".join(f"{t}\n" for t in w.tables.values())
-            + f"__kernel __attribute__((reqd_work_group_size({size})))\nvoid NAME({given}) {{\n"
+            + f"{self.entry(sizes)}({given}) {{\n"
             + "\n".join(body)
             + "\n}\n"
         )
+
+    def entry(self, sizes: Sequence[int]) -> str:
+        """Return what comes before the parameters of a kernel, for work-groups of a size."""
+        size = ", ".join(map(str, [*sizes, 1, 1][:3]))
+        return f"__kernel __attribute__((reqd_work_group_size({size})))\nvoid NAME"

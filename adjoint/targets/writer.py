@@ -113,6 +113,8 @@ class CWriter(Arithmetic):
         if predicate in ("eq", "ne"):
             return self.let(f"{x.text} {_COMPARES[predicate]} {y.text}", "i1")
         sign = _COMPARES[predicate[1:]]
+        if x.element == "i1":
+            return self.let(f"{x.text} {sign} {y.text}", "i1")
         if not x.floating and predicate[0] == "u":
             unsigned = _UNSIGNED[x.element]
             return self.let(f"({unsigned}){x.text} {sign} ({unsigned}){y.text}", "i1")
@@ -165,7 +167,9 @@ class CWriter(Arithmetic):
         """Emit the number at an index of a constant list of 64-bit integers."""
         listed = ", ".join(f"(long)0x{n % (1 << 64):x}ul" for n in numbers)
         name = f"table{len(numbers)}_{abs(hash(tuple(numbers))) % (1 << 32):08x}"
-        self.tables[name] = f"__constant long {name}[{len(numbers)}] = {{{listed}}};"
+        # several kernels of one program may have the same table
+        text = f"__constant long {name}[{len(numbers)}] = {{{listed}}};"
+        self.tables[name] = f"#ifndef HAS_{name}\n#define HAS_{name}\n{text}\n#endif"
         return self.let(f"{name}[{index.text}]", "i64")
 
 

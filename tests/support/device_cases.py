@@ -90,3 +90,32 @@ def check(found: Any, wanted: Any, units: float) -> None:
         with np.errstate(all="ignore"):
             near = np.abs(a - b) <= units * np.finfo(b.dtype).eps * scale
         assert ((a == b) | near | (np.isnan(a) & np.isnan(b))).all(), (a, b)
+
+
+FUNCTIONS = (
+    "sin cos tan arcsin arccos arctan arcsinh arccosh arctanh sinh cosh tanh exp exp2 expm1 log log2 log10 log1p "
+    "sqrt cbrt floor ceil trunc rint abs sign square reciprocal isnan isfinite"
+).split()
+DTYPES = ("f4", "f8", "i1", "i8", "u2", "?")
+
+
+def everything(x: Any, y: Any, m: Any) -> list[Any]:
+    """Return the results of all elementwise functions of a dtype, of reductions and of small solves."""
+    outs = [x + y, x * y, ad.maximum(x, y), x < y, x >= y, x == y, x.sum(), x.max(), ad.where(x < y, x, y)]
+    outs += [x.astype("f4"), x.astype("i2")]
+    if x.dtype.kind in "iu":
+        outs += [x // (y + 1), x % (y + 1), x & y, x ^ y, x | y]
+    if x.dtype.kind == "f":
+        outs += [getattr(ad, n)(x) for n in FUNCTIONS if hasattr(ad, n)]
+        outs += [x**y, ad.linalg.solve(m, m + 1), ad.linalg.cholesky(m), ad.linalg.det(m)]
+    return outs
+
+
+def operands(dtype: str) -> tuple[Any, ...]:
+    """Return operands of ``everything``."""
+    x = ad.tensor(np.array([1, 0, 1, 1]).astype(dtype))
+    return (
+        x,
+        ad.tensor(np.array([1, 1, 0, 1]).astype(dtype)),
+        ad.tensor(np.eye(3, dtype="f4" if dtype == "f4" else "f8")),
+    )

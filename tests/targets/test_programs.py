@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_cases import check, derivatives_of, forward_of, is_native_on_cpu, real_cases, smooth_cases
+from device_cases import (
+    DTYPES,
+    check,
+    derivatives_of,
+    everything,
+    forward_of,
+    is_native_on_cpu,
+    operands,
+    real_cases,
+    smooth_cases,
+)
 from opencl import on_opencl
 from random_programs import arrays, program
 from random_steps import Plan, assert_close, run_beside
@@ -53,6 +63,11 @@ def test_derivatives(case: Any) -> None:
     first, second, given = derivatives_of(case, "f8")
     agrees(first, given, 64)
     agrees(second, given, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_functions_of_a_dtype(dtype: str) -> None:
+    agrees(everything, operands(dtype), 32)
 
 
 @pytest.mark.parametrize(
