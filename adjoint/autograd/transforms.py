@@ -16,11 +16,13 @@ import numpy as np
 
 import adjoint.numpy as anp
 from adjoint import tree
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import NoGradientError
 from adjoint.interop.drop_in import holds_tensor
 from adjoint.transforms import batch, forward, matrix, recompute, reverse
-from adjoint.transforms.arrays import returned
+from adjoint.transforms.arrays import outermost, returned, to_arrays
+from adjoint.transforms.inputs import record_call
+from adjoint.transforms.linear import pull_back
 
 __all__ = [
     "checkpoint", "conjugated", "core_make_jvp", "core_make_vjp", "deriv", "elementwise_grad", "floats",
@@ -64,11 +66,19 @@ def unary_to_nary(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 def conjugated(value: Any) -> Any:
     """Convert complex gradients from adjoint's convention to autograd's, which is the conjugate, or back."""
+    if type(value) in _SINGLE and value.dtype.kind == "f":
+        return value
     return tree.map(lambda v: anp.conj(v) if np.iscomplexobj(v) else v, value)
+
+
+_SINGLE = frozenset((Tensor, np.ndarray, np.float64))
 
 
 def floats(x: Any) -> Any:
     """Return a tree with floats in place of integers, which have no gradient in adjoint."""
+
+    if type(x) is float or (type(x) in _SINGLE and x.dtype.kind in "fc"):
+        return x
 
     def converted(v: Any) -> Any:
         if isinstance(v, (Tensor, np.ndarray, np.generic)):
@@ -78,27 +88,36 @@ def floats(x: Any) -> Any:
     return tree.map(converted, x)
 
 
-def _derived(transform: Callable[..., Any], *args: Any) -> Any:
+def _derived(transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call a transform, with autograd's error for a function that has no rule."""
     try:
-        return transform(*args)
+        return transform(*args, **options)
     except NoGradientError as error:
         raise NotImplementedError(str(error)) from error
 
 
 def core_make_vjp(fun: Callable[..., Any], x: Any) -> tuple[Callable[[Any], Any], Any]:
     """Return the function that maps gradients of the result to gradients of ``x``, and the result."""
-    if not tree.leaves(x):
+    start = floats(x)
+    if type(start) not in _NUMBERS and not tree.leaves(x):
         return (lambda g: x), fun(x)
-    y, pull = _derived(reverse.vjp, lambda v: floats(fun(v)), floats(x))
-    leaves = tree.leaves(y)
+    run, structures = _derived(record_call, "vjp", lambda v: floats(fun(v)), (start,), {}, (0,), False)
+    y = returned(run.results()) if run.plain else run.results()
+    real = run.plain and type(start) in _NUMBERS and type(y) in _NUMBERS
+    real = real and run.inputs[0].dtype.kind == run.outputs[0].dtype.kind == "f"
 
     def vjp(g: Any) -> Any:
-        new = [_fitted(v, w) for v, w in zip(tree.leaves(g), leaves, strict=True)]
-        g = tree.unflatten(tree.flatten(y)[1], new)
-        return conjugated(_derived(pull, conjugated(g))[0])
+        if real and type(g) in _NUMBERS and g.shape == y.shape and g.dtype.kind == "f" and outermost():
+            seed = wrap(np.array(g, run.outputs[0].dtype))
+            return to_arrays(_derived(pull_back, run, [seed], retain=True))[0]
+        pairs = zip(tree.leaves(g), tree.leaves(y), strict=True)
+        g = tree.unflatten(run.structure, [_fitted(v, w) for v, w in pairs])
+        return conjugated(_derived(reverse.pull_of(run, structures), conjugated(g))[0])
 
     return vjp, y
+
+
+_NUMBERS = frozenset((np.ndarray, np.float64, np.float32))  # single values with a shape and a dtype
 
 
 def _fitted(v: Any, like: Any) -> Any:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from adjoint.transforms.signatures import Gradient, GradientAux, ValueAndGradient
 
 __all__ = [
-    "check_one_number", "elementwise_grad", "grad", "gradient_function", "value_and_grad", "vjp",
+    "check_one_number", "elementwise_grad", "grad", "gradient_function", "pull_of", "value_and_grad", "vjp",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -262,6 +262,23 @@ def check_one_number(transform: str, f: Any, run: Recorded) -> None:
         )
 
 
+def pull_of(run: Recorded, structures: Sequence[tree.Structure]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return the function that ``vjp`` returns for a recorded run, given the structures of the arguments."""
+
+    @door
+    def pull(cotangent: Any) -> tuple[Any, ...]:
+        given = tree.flatten_like(run.structure, cotangent, "vjp: the cotangent")
+        seeds = [
+            direction("vjp", Place(run.structure, i, "the cotangent"), out, c)
+            for i, (out, c) in enumerate(zip(run.outputs, given, strict=True))
+        ]
+        grads = iter(pull_back(run, seeds, retain=True))
+        pulled = tuple([tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures])
+        return returned(pulled) if run.plain and outermost() and given_arrays(*given) else pulled
+
+    return pull
+
+
 @overload
 def vjp(
     f: Callable[..., R], *primals: Tree, has_aux: Literal[False] = False
@@ -300,18 +317,7 @@ def vjp(f: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> tuple[A
     if not primals:
         raise ArgumentError("vjp: the arguments of the function are missing: ad.vjp(f, x, …).")
     run, structures = record_call("vjp", f, primals, {}, range(len(primals)), has_aux)
-
-    @door
-    def pull(cotangent: Any) -> tuple[Any, ...]:
-        given = tree.flatten_like(run.structure, cotangent, "vjp: the cotangent")
-        seeds = [
-            direction("vjp", Place(run.structure, i, "the cotangent"), out, c)
-            for i, (out, c) in enumerate(zip(run.outputs, given, strict=True))
-        ]
-        grads = iter(pull_back(run, seeds, retain=True))
-        pulled = tuple([tree.unflatten(s, [next(grads) for _ in range(s.count)]) for s in structures])
-        return returned(pulled) if run.plain and outermost() and given_arrays(*given) else pulled
-
+    pull = pull_of(run, structures)
     result = run.results()
     aux = released_value(run, run.aux) if has_aux else None
     if run.plain:

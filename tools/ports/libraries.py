@@ -86,7 +86,8 @@ LIBRARIES = {
     "autoptim": Library("optimisation", [], ["autoptim/tests"]),
     "kernel-gof": Library("tests of fit", ["matplotlib", "future"], ["kgof/test"]),
     "mici": Library(
-        "Markov chains", ["packaging"], ["tests/test_autodiff.py"], environment={"PYTHONPATH": "src"},
+        "Markov chains", ["packaging"], ["tests/test_autodiff.py", "tests/test_matrices.py"],
+        environment={"PYTHONPATH": "src"},
     ),
     "momi2": Library(
         "population genetics",
@@ -102,6 +103,11 @@ LIBRARIES = {
 
 # What passes with autograd and fails with adjoint, by the name of the test, and why.
 REASONS: list[tuple[str, str]] = [
+    (
+        r"reliability: .*test_Fit_Exponential_Power$",
+        "The optimiser stops on a flat ridge.  With autograd it stops at the same place if the gradient is "
+        "changed by one part in 5e15; the likelihood there is higher than at the expected values.",
+    ),
     (
         r"paragami: .*test_slogdet_3d",
         "The library expects its own `ValueError`; adjoint has derivatives of `slogdet` of several matrices.",
