@@ -983,7 +983,9 @@ def test_equal_values_with_other_texts_are_distinguished(values: list[Any]) -> N
     for value in (*values, *values):
         globals()["number"] = value
         assert static(X, value)[1] == static(X, c=value)[1] == read(X)[1] == repr(value)
-    assert read.stats()["traces"] == len(values)
+    assert (
+        len(values) <= read.stats()["traces"] <= len(values) + 2
+    )  # a variable that changes is traced once more
 
 
 @pytest.mark.parametrize("backend", ["replay", "native"])

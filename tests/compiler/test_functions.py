@@ -344,7 +344,7 @@ def test_a_float_argument_in_a_condition_is_guarded() -> None:
     x = ad.tensor(1.0)
     assert [f(x, p).item() for p in (0.7, 0.8, 0.2, 0.1, 0.9)] == [1.0, 1.0, -1.0, -1.0, 1.0]
     _, second = f.stats()["reasons"]
-    assert re.fullmatch(r".*test_functions\.py:\d+ reads the value of a float argument.*", second)
+    assert re.fullmatch(r".*test_functions\.py:\d+ reads the value of a number.*", second)
 
 
 class Sampler:
@@ -510,7 +510,7 @@ def test_a_value_that_escapes_raises_when_it_is_used() -> None:
 
 def test_a_value_that_escapes_leaves_tensors_it_is_used_with_as_they_were() -> None:
     kept: list[Any] = []
-    ad.compile(lambda x, r: (kept.extend([x * 2, r]), x)[1])(np.ones(3), 0.5)
+    ad.compile(lambda x, r: (kept.extend([x * 2, x.sum()]), x)[1])(np.ones(3), 0.5)
     w = ad.tensor([0.0, 1.0, 2.0], requires_grad=True)
     for value in kept:
         for use in (

@@ -179,7 +179,13 @@ def test_plain_data_that_returns_to_an_earlier_value(name: str, mode: Any) -> No
 
 
 def test_a_function_that_changes_what_it_reads_says_so() -> None:
-    f = ad.compile(of_object(types.SimpleNamespace(n=0)), limit=2)
+    owner = types.SimpleNamespace(n="")
+
+    def changes(x: Any) -> Any:
+        owner.n = f"{owner.n}a"
+        return x.sum() * len(owner.n)
+
+    f = ad.compile(changes, limit=2)
     f(np.ones(3))
     f(np.ones(3))
     with pytest.warns(UserWarning, match=r"traced 3 times, because it changes .*owner\.n, which it also"):

@@ -74,6 +74,7 @@ class _State:
         given = [m for m in call.moving if isinstance(m, Tensor)]
         self.tensors = list({id(t): t for t in (*held, *given)}.values())
         self.cells = [w.owner for w in variant.program.writes if w.kind == "cell"]
+        self.places = [w.owner for w in variant.program.writes if w.kind == "place"]
         updates = [w.owner for w in variant.program.writes if w.kind == "call"]
         found = [u.optimizer for u in updates if hasattr(u, "optimizer")]
         self.optimizers = list({id(o): o for o in found}.values())
@@ -94,6 +95,7 @@ class _State:
             found.append((f"a tensor of shape {t.shape}", np.array(t._data)))
             found.append((f"the .grad of a tensor of shape {t.shape}", data))
         found += [("an item of a container", np.array(container[key])) for container, key in self.cells]
+        found += [(place.what, place.read()) for place in self.places]
         for unit in self._units():
             state = None if unit.state is None else {k: v.copy() for k, v in unit.state.items()}
             found += [("the state of an optimiser", state), ("the update count", list(unit.steps))]
@@ -111,6 +113,8 @@ class _State:
                 t.grad = None if grad is None else wrap(grad)
         for container, key in self.cells:
             container[key] = next(values)
+        for place in self.places:
+            place.put(next(values))
         for unit in self._units():
             state = next(values)
             if state is None or unit.state is None:

@@ -16,11 +16,10 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.compiler.api.check import run_both
-from adjoint.compiler.api.doctor import hint
+from adjoint.compiler.api.programs import Programs, shapes_of
 from adjoint.compiler.api.variant import Variant
 from adjoint.compiler.build import units
 from adjoint.compiler.capture.arguments import Call, Parameters, check_unchanged, containers_in
-from adjoint.compiler.capture.trace import BothError
 from adjoint.compiler.emit.machine import binding, using
 from adjoint.compiler.host.direct import Owner
 from adjoint.config import compile_mode, held_across_fork, locked, special, tapes, transform
@@ -48,17 +47,17 @@ _PAUSED = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isas
 
 @overload
 def compile(
-    f: Callable[P, R], *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
-    level: str | None = None, device: str = "cpu",
+    f: Callable[P, R], *, static: Any = (), backend: str = "auto", limit: int | None = None,
+    flush: bool = False, level: str | None = None, device: str = "cpu",
 ) -> Compiled[P, R]: ...  # fmt: skip
 @overload
 def compile(
-    f: None = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
-    level: str | None = None, device: str = "cpu",
+    f: None = None, *, static: Any = (), backend: str = "auto", limit: int | None = None,
+    flush: bool = False, level: str | None = None, device: str = "cpu",
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]: ...  # fmt: skip
 def compile(
-    f: Any = None, *, static: Any = (), backend: str = "auto", limit: int = 8, flush: bool = False,
-    level: str | None = None, device: str = "cpu",
+    f: Any = None, *, static: Any = (), backend: str = "auto", limit: int | None = None,
+    flush: bool = False, level: str | None = None, device: str = "cpu",
 ) -> Any:  # fmt: skip
     """Return a compiled version of ``f``: the first call traces it into a program that later calls run.
 
@@ -72,14 +71,15 @@ def compile(
         A function of arrays, tensors, numbers and trees of them, such as a model, a loss or a whole training
         step.
     static : str, int, or tuple of them
-        Names or positions of arguments.  Python floats in these arguments become constants of the program, so
-        a new value traces ``f`` again.  Integers, strings, None and other objects are always constants.
+        Names or positions of arguments.  Python numbers in these arguments become constants of the program,
+        so a new value traces ``f`` again.  Strings, None and other objects are always constants.
     backend : {"auto", "native", "replay"}
         How programs run.  "replay" calls NumPy for each instruction.  "native" compiles programs to machine
         code with llvmlite.  "auto" uses replay for the first call of a program and native code after that;
         without llvmlite it always uses replay.
-    limit : int
-        The largest number of programs to keep.  A new one replaces the least recently used.
+    limit : int, optional
+        The largest number of programs to keep.  A new one replaces the least recently used.  By default as
+        many are kept as fit into a tenth of the machine's memory.
     flush : bool
         Whether native kernels replace subnormal numbers (below 1.2e-38 in float32) by 0.  Arithmetic on
         subnormal numbers can be 100 times slower.  Calls of NumPy never replace them.
@@ -124,7 +124,7 @@ def compile(
     if f is None:
         options = {"static": static, "backend": backend, "limit": limit, "flush": flush, "level": level}
         return functools.partial(compile, device=device, **options)
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ArgumentError(f"compile: limit must be an integer of at least 1, but got {limit!r}.")
     if backend not in BACKENDS:
         raise ArgumentError(f"compile: backend must be one of {', '.join(BACKENDS)}, but got {backend!r}.")
@@ -207,7 +207,7 @@ class _Reference:
         return found
 
 
-class Compiled(_Callable[P, R]):
+class Compiled(Programs, _Callable[P, R]):
     """A compiled function, as returned by ``ad.compile``."""
 
     @property
@@ -216,42 +216,31 @@ class Compiled(_Callable[P, R]):
         return inspect.signature(self._f)
 
     def __init__(
-        self, f: Callable[..., Any], static: Any, backend: str, limit: int, flush: bool = False,
+        self, f: Callable[..., Any], static: Any, backend: str, limit: int | None, flush: bool = False,
         level: str | None = None, device: str = "cpu",
     ) -> None:  # fmt: skip
         functools.update_wrapper(
             self, f, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=()
         )
-        self._f = f
+        super().__init__(f, Parameters(f, static), backend, limit, flush, level)
         self._options = static, backend, limit, flush, level, device
         self._target = None if device == "cpu" else target_of(device)
-        self._parameters = Parameters(f, static)
-        self._backend = backend
-        self._flush = bool(flush)
-        self._level = level
-        self._limit = limit
-        self._variants: list[Variant] = []  # the most recently used is first
-        self._reasons: list[str] = []
+        self._table: dict[Any, Callable[..., Any]] = {}  # direct functions by the shapes of their arguments
         self._lock = held_across_fork(threading.RLock())
-        self._warned = False
-        self._unkept = 0  # the number of traces whose program can run one call only
         me = _Reference(self)
         self._owner = Owner(
             lambda args, kwargs: me()._general(args, kwargs),
             lambda error, args, kwargs: me()._explained(error, args, kwargs),
-            lambda _: me()._enter(None),
+            lambda _: me()._leave(),
             self._lock,
         )
-        self._enter(None)
+        self._leave()
 
-    def _enter(self, direct: Callable[..., Any] | None) -> None:
-        """Set the function that the next calls run.
-
-        It is ``direct``, the direct function of a program; or, if ``direct`` is None, the general path, which
-        finds the program that matches the arguments.
-        """
+    def _leave(self) -> None:
+        """Make the next call take the general path, which finds the program that matches the arguments."""
         general = self._owner.general
-        self._direct = direct
+        self._direct: Callable[..., Any] | None = None  # the direct function of the last program
+        self._table.clear()
 
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -260,7 +249,29 @@ class Compiled(_Callable[P, R]):
                 hide(error)
                 raise
 
-        self.__call__ = direct or call
+        self.__call__ = self._slow = call
+
+    def _enter(
+        self, direct: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Make the next calls with arguments of these shapes run ``direct``, which runs a program.
+
+        If it is None, they take the general path.
+        """
+        table, shapes, slow = self._table, shapes_of(args, kwargs), self._slow
+        if direct is None:
+            table.pop(shapes, None)
+        else:
+            table[shapes] = direct
+        if len(table) < 2:
+            self._direct = direct = next(iter(table.values()), None)
+            self.__call__ = direct or slow
+            return
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return table.get(shapes_of(args, kwargs), slow)(*args, **kwargs)
+
+        self._direct, self.__call__ = direct, call
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Compiled[P, R]: ...
@@ -331,7 +342,7 @@ class Compiled(_Callable[P, R]):
         if isinstance(error, AdjointError) or self._inline():
             return None
         with self._lock:
-            call = Call(args, kwargs, self._parameters)
+            call = self._of(args, kwargs)
             last = self._variants[0] if self._variants else None
             return last.explained(call) if last is not None and last.key == call.key else None
 
@@ -344,20 +355,28 @@ class Compiled(_Callable[P, R]):
         if not kwargs and mode is True:
             for n, v in enumerate(self._variants):
                 if v.flat and len(args) == v.direct and v.fits(*args) and v.holds(*args):
-                    self._enter(None if n else v.make_direct(self._owner))
+                    if n == 0 or shapes_of(args, kwargs) not in self._table:
+                        self._enter(v.make_direct(self._owner), args, kwargs)
                     self._variants.insert(0, self._variants.pop(n))
                     return v.run_direct(args), v.plain
-        call, variant = self._matching(self._variant, args, kwargs)
+
+        def find(call: Call) -> tuple[Variant | None, Call]:
+            new = mode is True and self._has_new_lengths(call)
+            return (None, call) if new else self._variant(call)
+
+        variant, call = self._matching(find, args, kwargs)
+        if variant is None:
+            return self._itself(*args, **kwargs), False
         if mode == "check":
             both = run_both(variant, call, lambda: self._on_tensors(*args, **kwargs))
             return both, variant.plain
         if variant.direct >= 0 and not variant.flat and variant is self._variants[0]:
-            self._enter(variant.make_direct(self._owner))
+            self._enter(variant.make_direct(self._owner), args, kwargs)
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original function, not a program; return arrays if the arguments were arrays."""
-        plain = outermost() and given_arrays(args, kwargs) and Call(args, kwargs, self._parameters).moving
+        plain = outermost() and given_arrays(args, kwargs) and self._of(args, kwargs).moving
         found = self._on_tensors(*args, **kwargs)
         return returned(found) if plain else found
 
@@ -390,95 +409,6 @@ class Compiled(_Callable[P, R]):
             return False
         watched = saved_hooks.get() is not None or observer.get() is not None
         return bool(watched or tapes.get() or anomaly.get())
-
-    def _known(self, call: Call) -> Variant | None:
-        """Return the kept program that matches a call, and make it the first; None if no program matches."""
-        variants = self._variants
-        self._enter(None)
-        for n, v in enumerate(variants):
-            if v.key == call.key and v.holds(*call.moving):
-                if n:
-                    variants.insert(0, variants.pop(n))
-                return v
-        return None
-
-    def _traced(self, call: Call) -> Variant:
-        """Trace the function for a call, and return the new program."""
-        return Variant(self._f, call, self._backend, self._parameters, self._flush, self._level, self._target)
-
-    def _matching(
-        self, find: Callable[[Call], Variant], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Call, Variant]:
-        """Return a call and its program, which ``find`` returns.
-
-        If an argument is an object whose tensors the function reaches in another way too, as a model that an
-        optimiser updates, the object is held from now on: its tensors are not traced as arguments.
-        """
-        try:
-            call = Call(args, kwargs, self._parameters)
-            return call, find(call)
-        except BothError as error:
-            if not self._parameters.hold(args, kwargs, error.tensors):
-                raise
-        call = Call(args, kwargs, self._parameters)
-        return call, find(call)
-
-    def _shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
-        """Return the program for arguments; one that is traced for this purpose is not kept.
-
-        Plain variables that the trace changes are restored.
-        """
-
-        def find(call: Call) -> Variant:
-            found = self._known(call)
-            if found is None:
-                found = self._traced(call)
-                found.reads.set_back()
-            return found
-
-        return self._matching(find, args, kwargs)[1]
-
-    def _variant(self, call: Call) -> Variant:
-        """Return the program for a call; if none matches, trace the function and return the new program."""
-        variants = self._variants
-        found = self._known(call)
-        if found is not None:
-            return found
-        reason = self._reason(call)
-        fresh = self._traced(call)
-        self._reasons.append(reason)
-        variants[:] = [fresh, *(v for v in variants if not v.changed)]
-        self._unkept += bool(fresh.changed)
-        times, kept = count(len(self._reasons), "time"), count(self._limit, "program")
-        if len(variants) > self._limit:
-            variants.pop()
-            self._warn_once(
-                f"was traced {times}, but at most {kept} can be kept.\n"
-                f"  Reason for the last trace: {reason}.  stats() lists all reasons.  Keep these "
-                "arguments and settings the same, or pass a larger limit=."
-            )
-        elif fresh.changed and self._unkept > self._limit:
-            self._warn_once(
-                f"was traced {times}, because it changes {fresh.changed[0]}, which it also reads.\n"
-                "  A program changes only tensors, so the function is traced at each call.  Change the "
-                "variable outside of the function, or make it a tensor."
-            )
-        return fresh
-
-    def _warn_once(self, text: str) -> None:
-        """Issue a warning about the number of traces, unless there was one before."""
-        if not self._warned:
-            self._warned = True
-            hint(f"ad.compile: {name_of(self._f)} {text}")
-
-    def _reason(self, call: Call) -> str:
-        """Return a sentence that says why no program matches a call."""
-        if not self._variants:
-            return "it was the first call"
-        for v in self._variants:
-            if v.key == call.key:
-                return v.reason(call)
-        return call.difference(self._variants[0].key, self._parameters)
 
     # Inspection ------------------------------------------------------------------------------------
 
@@ -543,11 +473,8 @@ class Compiled(_Callable[P, R]):
     def clear(self) -> None:
         """Delete all programs and the statistics."""
         with self._lock:
-            self._variants.clear()
-            self._enter(None)
-            self._reasons.clear()
-            self._warned = False
-            self._unkept = 0
+            self._forget()
+            self._leave()
 
     def __repr__(self) -> str:
         return f"<compiled {name_of(self._f)}, {count(len(self._variants), 'program')}>"

@@ -5,12 +5,13 @@ The key has the structure, shapes and dtypes of the arguments, and settings such
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import math
 import time
 from collections import deque
-from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
+from collections.abc import Callable, Collection, ItemsView, Sequence, ValuesView
 from contextlib import suppress
-from operator import is_
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -20,6 +21,8 @@ from numpy import ndarray
 from adjoint import tree, words
 from adjoint.compiler.api.doctor import advice, hint_of_entry, hint_of_loops
 from adjoint.compiler.api.explain import explain
+from adjoint.compiler.api.layers import Layers, is_layer, modules_in, named_tensors
+from adjoint.compiler.build import units
 from adjoint.compiler.capture.arguments import (
     Call,
     Parameters,
@@ -29,12 +32,11 @@ from adjoint.compiler.capture.arguments import (
     opened,
 )
 from adjoint.compiler.capture.spent import Spent
-from adjoint.compiler.capture.trace import Trace
+from adjoint.compiler.capture.trace import BothError, Trace
 from adjoint.compiler.emit.machine import has_llvm
 from adjoint.compiler.guards.effects import Advances
 from adjoint.compiler.guards.observe import Observer
-from adjoint.compiler.guards.places import is_own_class
-from adjoint.compiler.guards.values import CACHES, ObjectGuard, exact, is_module
+from adjoint.compiler.guards.values import ObjectGuard, exact, is_module
 from adjoint.compiler.host import native
 from adjoint.compiler.host.call import make_call
 from adjoint.compiler.host.check import Watch, possible
@@ -42,11 +44,10 @@ from adjoint.compiler.host.direct import COPIED, Owner, make_check, make_direct,
 from adjoint.compiler.host.unpack import can_unpack
 from adjoint.compiler.loops.repeat import UnrollError
 from adjoint.compiler.program.call_node import Backward, Recorder
-from adjoint.compiler.program.symbols import Number, Symbolic
+from adjoint.compiler.program.symbols import NUMBERS, Number, Symbolic
 from adjoint.compiler.replay import replay
 from adjoint.config import special, transform
 from adjoint.core.node import LEAF, Node
-from adjoint.core.roles import ModuleRole
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.user_code import warn
 from adjoint.errors import TransformError, install_command
@@ -59,6 +60,7 @@ __all__ = ["Variant"]
 _BAGS = (set, frozenset, deque, ValuesView, ItemsView)  # collections that ``tree.flatten`` does not open
 # results whose elements are computed later, after the trace
 _LAZY = (map, zip, filter, GeneratorType, CoroutineType, AsyncGeneratorType)
+_BASE = 1 << 20  # bytes: an estimate for the trace and the code of a program
 _LONG = 64  # iterations: programs with a longer loop are compiled to native code at the first call
 
 
@@ -68,6 +70,7 @@ class Variant:
     def __init__(
         self, f: Callable[..., Any], call: Call, backend: str, parameters: Parameters, flush: bool = False,
         level: str | None = None, target: Any = None,
+        varying: Collection[Any] = (), later: bool = False,
     ) -> None:  # fmt: skip
         start = time.perf_counter()
         self.f = f
@@ -88,7 +91,8 @@ class Variant:
         self.backward: Backward | None = None
         self.residuals: list[int | Tensor | None] = []  # see ``Backward.owners``
         self.spent = Spent()
-        self._trace_call(call, parameters)
+        self.plainly = False  # whether the function works only with plain numbers, see ``Trace.plain``
+        self._trace_call(call, parameters, varying)
         self.trace_seconds = time.perf_counter() - start
         trace = self.trace
         self.impure = bool(self.program.writes) or any(s.kind == "draw" for s in self.program.sources)
@@ -104,9 +108,11 @@ class Variant:
         leaves = [k for k, m in enumerate(call.moving) if getattr(m, "_node", None) is LEAF]
         back = self.backward
         self.recorder = None if back is None else Recorder(self, back, self.residuals, leaves)
+        self.later = later and not trace.loops  # whether a thread builds native code while replay serves
+        self.built_later: list[Any] = []  # its result: the native program and an error, one of them None
         self.waits = self.backend == "auto"  # whether native code is to be built in a later call
         # how many calls come before native code is built: none if there is a long loop
-        self.patience = 0 if any(loop.count >= _LONG for loop in trace.loops) else 1
+        self.patience: float = 0 if any(loop.count >= _LONG for loop in trace.loops) else 1
         if self.backend == "native":
             self._go_native()
         elif target is not None:
@@ -130,7 +136,7 @@ class Variant:
         self.watch: Watch | None = None if self.native is None else self._watch()
         self.build_seconds = time.perf_counter() - start - self.trace_seconds
 
-    def _trace_call(self, call: Call, parameters: Parameters) -> None:
+    def _trace_call(self, call: Call, parameters: Parameters, varying: Collection[Any]) -> None:
         """Trace the function; set ``trace``, ``program``, ``guards`` and ``changed``."""
         self.trace = trace = Trace(
             call.moving, updates=self.backend != "replay", alone=self.level is not None
@@ -143,15 +149,26 @@ class Variant:
             layers.add(value)
 
         observer = trace.observer = Observer(first)
+        observer.restart(trace.variable, varying)
         for name, value in objects.items():
             observer.root(value, name)
+        failed = True
         try:
-            self._run_trace(trace, call)
-        except UnrollError:
-            self.trace = trace = Trace(call.moving, trace.updates, trace.alone)
-            trace.unroll, trace.observer = True, observer
-            self._run_trace(trace, call)
+            try:
+                self._run_or_unroll(call)
+            except BothError:
+                raise
+            except Exception:
+                # code that needs plain numbers, as C code does, gets them
+                if not observer.numbers and int not in map(type, call.moving):
+                    raise
+                self.plainly = True
+                self._again(call, ())
+                self._run_or_unroll(call)
+            failed = False
         finally:
+            trace = self.trace
+            observer.put_back(failed)
             self.reads = observer.finish(trace.outside)
             changed = layers.restore()
         if changed:
@@ -168,6 +185,24 @@ class Variant:
         modules = self._module_guards(call, [m for m, *_ in layers.saved.values()])
         self.guards: list[Any] = [self.reads, *modules, *trace.guards]
 
+    def _again(self, call: Call, varying: Collection[Any]) -> Trace:
+        """Prepare another trace of the function for the same call; return it."""
+        old = self.trace
+        assert old.observer is not None
+        self.trace = Trace(call.moving, old.updates, old.alone)
+        self.trace.unroll, self.trace.observer, self.trace.plain = old.unroll, old.observer, self.plainly
+        old.observer.restart(self.trace.variable, varying)
+        return self.trace
+
+    def _run_or_unroll(self, call: Call) -> None:
+        try:
+            self._run_trace(self.trace, call)
+        except UnrollError:
+            assert self.trace.observer is not None
+            trace = self._again(call, self.trace.observer.varying)
+            trace.unroll = True
+            self._run_trace(trace, call)
+
     def _module_guards(self, call: Call, values: list[Any]) -> list[ObjectGuard]:
         """Return a guard for each module that was called, passed or read, except copies made by the trace.
 
@@ -177,11 +212,9 @@ class Variant:
         copies = {id(m) for m in self.copies}
         called = [m for m in self.trace.modules.values() if id(m) not in copies]
         self.copies = []
-        modules = {id(m): m for m in (*called, *_modules(call.structure))}
+        modules = {id(m): m for m in (*called, *modules_in(call.structure))}
         read = {id(m): m for m in values if is_module(m) and id(m) not in modules}
-        return [
-            ObjectGuard(type(m).__name__, m, not _is_layer(type(m))) for m in {**modules, **read}.values()
-        ]
+        return [ObjectGuard(type(m).__name__, m, not is_layer(type(m))) for m in {**modules, **read}.values()]
 
     def _use(self, built: Callable[..., Any]) -> None:
         """Run the program by ``built`` in later calls; it is a function from the inputs to the outputs."""
@@ -189,28 +222,27 @@ class Variant:
         self.execute = make_call(self.program, self.trace, built, len(self.moves))
 
     def _go_native(self) -> None:
-        """Build native code for later calls.
+        """Build native code for later calls, in this call or in a thread.
 
         NumPy still runs the program if native code would not be faster, or, with a warning, if the build
         fails.
         """
+        if self.later and not self.built_later:
+            run = contextvars.copy_context().run
+            if units.start_alone(lambda: self.built_later.extend(run(self._compiled))):
+                self.patience = math.inf  # until it has ended
+            return
         self.waits = False
         start = time.perf_counter()
-        try:
-            for loop in self.trace.loops:
-                loop.build_with(self.build)
-            built = self.build(self.program)
-            if self.backend == "auto" and not built.is_worthwhile():
-                return
-            if self.backward is not None:
-                self.backward.build_with(self.build)
-        except Exception as error:
+        built, error = self.built_later or self._compiled()
+        if error is not None:
             if self.backend == "native":
-                raise
+                raise error
             warn(
                 f"ad.compile: {self.name} could not be compiled to native code, so NumPy runs it:\n"
                 f'  {type(error).__name__}: {error}.  Pass backend="replay" to avoid this warning.'
             )
+        if built is None:
             return
         self.native = built
         self._use(built)
@@ -230,6 +262,24 @@ class Variant:
 
         # a recorded call keeps arrays for its backward, which runs on the CPU
         self.execute = on_device if self.recorder is None else fetched
+
+    def _compiled(self) -> tuple[native.Native | None, Exception | None]:
+        """Return the native program, None if it would not be faster, and the error if the build fails."""
+        try:
+            for loop in self.trace.loops:
+                loop.build_with(self.build)
+            built = self.build(self.program)
+            if self.backend == "auto" and not built.is_worthwhile():
+                return None, None
+            if self.backward is not None:
+                self.backward.build_with(self.build)
+        except Exception as error:
+            return None, error
+        return built, None
+
+    def memory(self) -> int:
+        """Return the estimated number of bytes that the program takes."""
+        return _BASE + (0 if self.native is None else self.native.arena.nbytes)
 
     def run_by_replay(self, call: Call) -> Any:
         """Run the program with NumPy, whose results equal those of the function bit for bit."""
@@ -273,12 +323,12 @@ class Variant:
         They can if the traced values are distinct arrays and tensors, or floats, and generated lines can find
         them in the arguments.  If the arguments are ``flat``, they are these values themselves.
         """
-        known = all(type(m) in (ndarray, Tensor, float) for m in call.moving)
+        known = all(type(m) in (ndarray, Tensor, *NUMBERS) for m in call.moving)
         if self.backward is None:  # then a tensor with a graph is an error, or the program writes into it
             known = known and all(getattr(m, "_node", None) is None for m in call.moving)
         else:  # a recorded call keeps the numbers
-            known = known and all(type(m) is not float for m in call.moving)
-        values = [m for m in call.moving if type(m) is not float]
+            known = known and all(type(m) not in NUMBERS for m in call.moving)
+        values = [m for m in call.moving if type(m) not in NUMBERS]
         distinct = len({id(m) for m in values}) == len(values)
         if not self.flat:  # results are found among the traced values, not among all leaves
             known = known and can_unpack(call.structure, call.leaves, call.moves)
@@ -302,10 +352,10 @@ class Variant:
             leaves[k] = made[id(leaf)]
             self.inputs.append(leaves[k])
         args, kwargs = tree.unflatten(call.structure, leaves)
-        self.copies = list(_modules(tree.structure((args, kwargs))))  # modules with symbols as parameters
+        self.copies = list(modules_in(tree.structure((args, kwargs))))  # modules with symbols as parameters
         containers = list(containers_in((args, kwargs)))
         assert trace.observer is not None
-        for copy, module in zip(self.copies, _modules(call.structure), strict=True):
+        for copy, module in zip(self.copies, modules_in(call.structure), strict=True):
             trace.observer.stand_in(copy, module)
         for each, *_ in containers:
             trace.observer.made(each)
@@ -321,6 +371,13 @@ class Variant:
         """Record how each result of the function is made, and trace the backward pass if one needs it."""
         outs, self.result = tree.flatten(result)
         tensors: list[Tensor] = []
+        assert trace.observer is not None
+        for read, number in trace.observer.numbers:
+            trace.note_number(read, number)
+        numbered = {(id(r.parent), r.kind, r.key) for r, _ in trace.observer.numbers}
+        for read in trace.observer.stores.values():
+            if (id(read.parent), read.kind, read.key) not in numbered:
+                trace.note_number(read)
         self.outs: list[tuple[str, Any]] = []
         places: dict[int, int] = {}  # the index in ``tensors``, by the id of the tensor
         for o in outs:
@@ -373,7 +430,7 @@ class Variant:
     def run_direct(self, args: tuple[Any, ...]) -> Any:
         """Run the program on arguments that are arrays or tensors, not containers."""
         self.calls += 1
-        if self.waits and self.calls > self.patience:
+        if self.waits and (self.calls > self.patience or self.built_later):
             self._go_native()
         if self.recorder is not None:
             found = self.recorder.record(args, self.execute(*args), self.fixed)
@@ -406,7 +463,8 @@ class Variant:
         """Return whether native code can check that the guards hold."""
         trace = self.trace
         given = any(h.argument is not None for h in trace.grad_guards()) or self.program.written_arguments()
-        return self.direct >= 0 and not (trace.decisions or given) and possible()
+        arrays = any(not part.results[0].weak for _, part, *_ in trace.decisions)
+        return self.direct >= 0 and not (arrays or given) and possible()
 
     def start_watch(self) -> None:
         """Check the guards natively in all later calls; this is called when the program has run often."""
@@ -421,13 +479,13 @@ class Variant:
             return None
         outside = [h for h in trace.held.values() if h.argument is None]
         held = [(h.tensor, h.symbol.shape, h.symbol.dtype) for h in outside]
-        arrays = [s for s in self.specs if s.kind is not float]
+        arrays = [s for s in self.specs if s.kind not in NUMBERS]
         return Watch(arrays, held, [(h.tensor, h.grad is None) for h in trace.grad_guards()], self.guards)
 
     def run(self, call: Call) -> Any:
         """Run the program on the arguments of a call; return the results that the function would return."""
         self.calls += 1
-        if self.waits and self.calls > self.patience:
+        if self.waits and (self.calls > self.patience or self.built_later):
             self._go_native()
         if self.recorder is None:
             return self.results(self.execute(*call.moving), call.leaves)
@@ -515,7 +573,7 @@ class Variant:
             if getattr(g, "seen", None) is t:
                 return str(g.what)
         for g in self.guards:
-            for name, value in _named_tensors(g.owner) if isinstance(g, ObjectGuard) else ():
+            for name, value in named_tensors(g.owner) if isinstance(g, ObjectGuard) else ():
                 if value is t:
                     return f"{g.what}.{name}"
         return unknown or f"a tensor of shape {t.shape}"
@@ -535,74 +593,6 @@ class Variant:
         }
 
 
-class Layers:
-    """Saves the parameters, buffers and layers that modules have, before a trace."""
-
-    def __init__(self) -> None:
-        self.saved: dict[int, tuple[Any, dict[str, Any], dict[str, Any]]] = {}
-
-    def add(self, value: Any) -> None:
-        """Save the attributes of a module and of its submodules; nothing for other values."""
-        if is_module(value) and not isinstance(value, type):
-            for m in value.modules():
-                if id(m) not in self.saved:
-                    caches = {k: dict(vars(m)[k]) for k in CACHES if k in vars(m)}
-                    self.saved[id(m)] = m, dict(vars(m)), caches
-
-    def restore(self) -> str:
-        """Restore the attributes of modules whose parameters, buffers or layers have changed.
-
-        Return a text that names the changed attributes of the first such module; "" if nothing has changed.
-        """
-        text = ""
-        for m, attributes, caches in self.saved.values():
-            same = [*vars(m)] == [*attributes] and all(map(is_, vars(m).values(), attributes.values()))
-            if same and all([attributes[k] == v for k, v in caches.items()]):  # noqa: C419  no generator
-                continue
-            before, now = _parts(attributes, caches), _parts(vars(m), vars(m))
-            names = [k for k in {**before, **now} if before.get(k) is not now.get(k)]
-            if names:
-                for k, v in caches.items():
-                    attributes[k].clear()
-                    attributes[k].update(v)
-                for k in vars(m).keys() - attributes.keys():
-                    del vars(m)[k]
-                vars(m).update(attributes)
-                text = text or f"{', '.join(names)} of {type(m).__name__}"
-        return text
-
-
-def _parts(attributes: dict[str, Any], caches: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters, buffers and layers among the attributes of a module.
-
-    ``caches`` has the names of parameters and buffers.
-    """
-    names = {name for k in CACHES for name in caches.get(k, ())}
-    return {k: v for k, v in attributes.items() if k in names or is_module(v)}
-
-
 def _never(*_: Any) -> bool:
     """Return False: the check of a program that can run only the call for which it was traced."""
     return False
-
-
-def _named_tensors(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object with their names; of a module also its tensors, by path."""
-    yield from vars(owner).items()
-    if is_module(owner):
-        yield from owner.named_parameters()
-        yield from owner.named_buffers()
-
-
-def _modules(structure: tree.Structure) -> Iterator[Any]:
-    """Yield the modules in a tree of arguments, and their submodules."""
-    if is_module(structure.rest):
-        yield from structure.rest.modules()
-    for child in structure.children:
-        yield from _modules(child)
-
-
-def _is_layer(cls: type) -> bool:
-    """Return whether code of the library reads the attributes of modules of this class: a layer."""
-    layers = [c for c in cls.__mro__ if issubclass(c, ModuleRole) and not is_own_class(c)]
-    return len(layers) > 2  # more than ``Module`` and its role

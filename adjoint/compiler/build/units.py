@@ -44,6 +44,7 @@ _salts: dict[Machine, bytes] = {}
 _libraries: list[Callable[[], str | None]] = []  # functions that return the texts
 _compiled: dict[str, bytes] = {}  # object code of libraries that are not loaded yet
 _started: list[threading.Thread] = []  # threads that compile libraries
+_alone: list[threading.Thread] = []  # the last thread of ``start_alone``
 _preparing: dict[str, threading.Thread | None] = {}  # threads of ``prepare``, by key
 _in_turn = held_across_fork(threading.RLock())  # only one of these threads compiles at a time
 _first: set[str] = set()  # keys of libraries whose code is not optimised yet
@@ -225,6 +226,20 @@ def _start(work: Callable[[], None]) -> threading.Thread | None:
         _started.append(thread)
         return thread
     return None
+
+
+def start_alone(work: Callable[[], None]) -> bool:
+    """Run a function in a new thread; return False if a thread that was started so is running."""
+    if any(thread.is_alive() for thread in _alone):
+        return False
+    thread = threading.Thread(target=work, name="adjoint-build")
+    try:
+        thread.start()
+    except RuntimeError:  # the system cannot create more threads
+        return False
+    _alone[:] = [thread]
+    _started.append(thread)
+    return True
 
 
 def _linked(images: Sequence[Image], exports: tuple[str, ...], imports: dict[str, int]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from adjoint import tree
 from adjoint.compiler.guards.values import exact
+from adjoint.compiler.program.symbols import NUMBERS
 from adjoint.config import get_default_dtype, grad_mode, transform
 from adjoint.core.convert import array_of, refuse_foreign
 from adjoint.core.node import LEAF, Node
@@ -174,8 +175,8 @@ class Wanted(NamedTuple):
     @classmethod
     def of(cls, leaf: Any) -> Wanted:
         """Return the type, shape, dtype and node of the argument ``leaf``."""
-        if type(leaf) is float:
-            return cls(float, (), None, None)
+        if type(leaf) in NUMBERS:
+            return cls(type(leaf), (), None, None)
         node = getattr(leaf, "_node", None)
         return cls(type(leaf), leaf.shape, leaf.dtype, Node if type(node) is Node else node)
 
@@ -183,13 +184,18 @@ class Wanted(NamedTuple):
 class Call:
     """The arguments of one call of a compiled function.
 
+    ``varying`` has pairs of a structure and the index of a leaf, which is traced if it is an integer.
     ``leaves`` are the elements of the arguments that are not containers.  ``moving`` are the leaves that are
     traced, and ``moves`` are their indices.  Calls with equal ``key`` can run the same program.
     """
 
-    __slots__ = ("key", "leaves", "moves", "moving", "structure")
+    __slots__ = ("given", "key", "leaves", "moves", "moving", "structure")
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters,
+        varying: Collection[tuple[tree.Structure, int]] = (),
+    ) -> None:  # fmt: skip
+        self.given = args, kwargs
         given = parameters.with_held(args, kwargs) if parameters.held else (args, kwargs)
         self.leaves, self.structure = tree.flatten(given)
         fixed = parameters.static_leaves(self.structure) if parameters.static else frozenset()
@@ -216,6 +222,8 @@ class Call:
                 signature.append((leaf.shape, leaf.dtype))
             elif kind is float and k not in fixed:
                 signature.append(float)
+            elif kind is int and varying and k not in fixed and (self.structure, k) in varying:
+                signature.append(int)
             else:
                 refuse_foreign(leaf)
                 signature.append((kind, self._hashable(k, parameters), exact(leaf)))
@@ -228,6 +236,13 @@ class Call:
         keys = tuple([rest for is_dict, rest in inside if is_dict])
         constants = tuple([_constants(rest) for is_dict, rest in inside if not is_dict and rest is not None])
         self.key = (self.structure, tuple(signature), (*modes, keys, constants))
+
+    def differs_in_shapes(self, had: Any) -> bool:
+        """Return whether this call differs from a program with the key ``had`` only in lengths of axes."""
+        structure, signature, modes = self.key
+        if had[0] != structure or had[2] != modes or had[1] == signature:
+            return False
+        return all(x == y or _differ_in_shape(x, y) for x, y in zip(had[1], signature, strict=True))
 
     def objects(self, parameters: Parameters) -> dict[str, Any]:
         """Return the arguments that are or contain objects which are not traced, by parameter name.
@@ -247,9 +262,24 @@ class Call:
         """Return all leaves of the arguments, with None in place of the traced arrays and tensors."""
         found = list(self.leaves)
         for k in self.moves:
-            if type(found[k]) is not float:
+            if type(found[k]) not in NUMBERS:
                 found[k] = None
         return found
+
+    def changed_integers(self, had: Any, parameters: Parameters) -> set[tuple[tree.Structure, int]]:
+        """Return the integers that differ from those of a program with the key ``had``, as for ``varying``.
+
+        Empty if anything else differs, except lengths of axes.
+        """
+        structure, signature, modes = self.key
+        if had[0] != structure or had[2] != modes:
+            return set()
+        pairs = enumerate(zip(had[1], signature, strict=True))
+        changed = {k: (x, y) for k, (x, y) in pairs if x != y and not _differ_in_shape(x, y)}
+        static = parameters.static_leaves(structure)
+        if any(k in static or not _is_integer(x) or not _is_integer(y) for k, (x, y) in changed.items()):
+            return set()
+        return {(structure, k) for k in changed}
 
     def _first(self, leaf: Any) -> int | None:
         """Return the index of the first traced leaf that is the object ``leaf``; None if there is none."""
@@ -371,8 +401,8 @@ def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Par
 
 def _said(part: Any, paths: list[str]) -> str:
     """Return a text for a leaf's entry in a program's key, such as "float64[3] that requires grad"."""
-    if part is float:
-        return "a float"
+    if part in NUMBERS:
+        return a(part.__name__)
     if not isinstance(part[0], tuple):
         # Python does not write integers of more than 4300 digits
         long = isinstance(part[1], int) and part[1].bit_length() > 1024
@@ -383,3 +413,14 @@ def _said(part: Any, paths: list[str]) -> str:
     if len(part) > 3 and part[3] is not None:
         text += f", the same tensor as {paths[part[3]]}"
     return text
+
+
+def _differ_in_shape(x: Any, y: Any) -> bool:
+    """Return whether two leaves' entries in keys are those of arrays that differ only in lengths of axes."""
+    arrays = type(x) is type(y) is tuple and type(x[0]) is type(y[0]) is tuple
+    return arrays and len(x[0]) == len(y[0]) and x[1:] == y[1:]
+
+
+def _is_integer(part: Any) -> bool:
+    """Return whether a leaf's entry in a program's key is that of an integer which is a constant."""
+    return type(part) is tuple and part[0] is int

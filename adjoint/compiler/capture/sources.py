@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy import ndarray
 
-from adjoint.compiler.program.inputs import ArraySource, CellSource, DrawSource, NumberSource, Source
+from adjoint.compiler.program.inputs import (
+    ArraySource,
+    CellSource,
+    DrawSource,
+    NumberSource,
+    Place,
+    Source,
+    VariableSource,
+)
 from adjoint.compiler.program.program import Program
-from adjoint.compiler.program.symbols import Number, Symbolic
+from adjoint.compiler.program.symbols import NUMBERS, SAME, Number, Symbolic
+from adjoint.compiler.program.writes import PlaceWrite
 from adjoint.core.tensor import Tensor
+from adjoint.core.user_code import user_line
 
 if TYPE_CHECKING:
     from adjoint.compiler.capture.trace import Trace
@@ -79,6 +89,7 @@ class Sources:
         self.outside: list[Any] = []  # arrays of the user that ops read, in this trace and those inside it
         self.cells: dict[tuple[int, Any], tuple[Any, Symbolic]] = {}  # by the id of the container and the key
         self.containers: dict[int, tuple[Any, Any]] = {}  # by the id of their owner, which is kept alive
+        self.ranges: list[str] = []  # lines with a ``range`` of a number that is an input
         self.drawn: list[Symbolic] = []
         self.again: Iterator[Symbolic] | None = None  # the draws to use again, if a function runs twice
 
@@ -91,14 +102,37 @@ class Sources:
         self.program.sources.append(kind(value, owner))
         return value
 
-    def number(self, owner: Any, kind: type[Source] = NumberSource) -> Number:
-        """Add an input of the program that is a Python float, read at each call; return its symbol.
+    def number(self, owner: Any, kind: type[Source] = NumberSource, now: Any = None) -> Number:
+        """Add an input of the program that is a Python number, read at each call; return its symbol.
 
         ``owner`` is a function that returns it, unless ``kind``, the class of the source, is another one.
+        ``now`` is the number in the call that is traced; None if it cannot be read.
         """
-        value = Number(cast("Trace", self))
+        value = Number(cast("Trace", self), float if now is None else type(now), now)
         self.program.sources.append(kind(value, owner))
         return value
+
+    def variable(self, read: Any) -> Number:
+        """Return the symbol of a number outside, which the program reads at each call."""
+        place = Place(read.parent, read.kind, read.key, read.what)
+        return self.number(place, VariableSource, read.seen)
+
+    def note_range(self) -> None:
+        """Note that the user's code loops over a ``range`` whose length is an input of the program."""
+        self.ranges.append(user_line())
+
+    def note_number(self, read: Any, number: Any = None) -> None:
+        """Make the program assign the present value of a variable if it is a number.
+
+        ``number`` is the symbol that the variable had at first; None if it is only assigned.
+        """
+        now, trace = read.present(), cast("Trace", self)
+        if type(now) in NUMBERS and number is not None:
+            constant, now = now, Number(trace, type(now), now)
+            trace._add_with(SAME, (constant,), {}, (now,))
+        if type(now) is Number and now is not number and now.trace is trace:
+            place = Place(read.parent, read.kind, read.key, read.what)
+            self.program.writes.append(PlaceWrite(place, now))
 
     def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any, form: Any = None) -> Symbolic:
         """Return the symbol of a random array, which ``make`` returns before each call.

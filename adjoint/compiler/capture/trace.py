@@ -30,16 +30,20 @@ from adjoint.compiler.loops.loop import trace_scan
 from adjoint.compiler.program.inputs import (
     ArgumentSource,
     NumbersSource,
-)  # fmt: skip
+)
 from adjoint.compiler.program.program import Host, Instruction, Program, typed
 from adjoint.compiler.program.symbols import (
+    NUMBERS,
     OTHER,
+    SAME,
+    UNKNOWN,
     Nonzero,
     Number,
     Root,
     Symbolic,
     copying,
     ended_error,
+    plain,
 )
 from adjoint.compiler.program.writes import Action, CellWrite, DataWrite, GradWrite, Write
 from adjoint.compiler.replay.replay import build
@@ -88,9 +92,11 @@ class Trace(Captured):
         self.counted: dict[int, tuple[Any, dict[int, int]]] = {}  # see ``updates_of``
         # functions, the programs that compute their arguments, their results, and the reason for a retrace
         self.decisions: list[tuple[Callable[[Any], Any], Program, Any, str]] = []
+        self.fixed: dict[int, Any] = {}  # the values of numbers that Python has read, by id
         self.indices: list[tuple[Callable[[Any], None], Symbolic]] = []  # how to check index arrays
         self.undo: list[Callable[[], None]] = []
         self.folded: dict[int, Any] = {}  # the arrays of constants with which ``folding`` computes, by id
+        self.plain = False  # whether arguments are plain numbers, whose values are guarded
         self.loop: Any = None  # the loop, if this is the trace of its body
         self.unroll = False  # whether loops are unrolled
         self.loops: list[Any] = []  # loops that are one instruction, nested ones too
@@ -140,10 +146,11 @@ class Trace(Captured):
     def stand_in(self, leaf: Any, position: int) -> Any:
         """Return the value that the function gets in place of ``leaf``, the argument at ``position``.
 
-        It is a tensor with a symbol as its array, or a symbolic number for a Python float.
+        It is a tensor with a symbol as its array, or a symbolic number for a Python number.
         """
-        if type(leaf) is float:
-            return self.number(position, ArgumentSource)
+        if type(leaf) in NUMBERS:
+            number = self.number(position, ArgumentSource, leaf)
+            return number.fixed() if self.plain and type(leaf) is int else number
         t = wrap(self.source(ArgumentSource, leaf.shape, leaf.dtype, position))
         if isinstance(leaf, Tensor):
             held = self.held[id(t)] = Held(t, t._data, position)
@@ -160,6 +167,10 @@ class Trace(Captured):
         """Add an instruction to the program; return the symbols of its results."""
         if getattr(op, "call", False):
             return op.forward(*args)
+        if params:
+            params = plain(params)
+        if op.forward is np.power and isinstance(args[1], Number) and args[1].kind is int:
+            args = args[0], plain(args[1])  # NumPy's results depend on the exponent
         direct = not self.deferred
         own = tuple(
             [a if type(a) is Symbolic and direct and a.trace is self else self._operand(a) for a in args]
@@ -212,9 +223,20 @@ class Trace(Captured):
 
     def number_of(self, op: Host, args: tuple[Any, ...], kind: type | None = None) -> Number:
         """Add an instruction that computes a Python number; return the symbol of the number."""
+        values = [a.now if isinstance(a, Number) else a for a in args]
+        now = UNKNOWN
+        if all(isinstance(v, (*_NUMBERS, np.generic)) for v in values):
+            if all(a.id in self.fixed for a in args if isinstance(a, Number)):
+                return op.forward(*values)
+            try:
+                now = op.forward(*values)
+            except Exception:  # the function may catch it; so these values have a program of their own
+                return op.forward(*[plain(a) for a in args])
+        if kind is None and now is not UNKNOWN:
+            kind = type(now)
         if kind is None:
             kind = type(op.forward(*[a.kind(1) if isinstance(a, Number) else a for a in args]))
-        out = Number(self, kind)
+        out = Number(self, kind, None if now is UNKNOWN else now)
         self._add_with(op, args, {}, (out,))
         return out
 
@@ -223,12 +245,16 @@ class Trace(Captured):
 
         Return NotImplemented if ``value`` depends on tensors.
         """
-        part = self.part(value, pure=True)
-        if self.ended or any(s.kind != "argument" or not s.value.weak for s in part.sources):
+        if self.ended or value.now is UNKNOWN:
             return NotImplemented
-        return self._decided(
-            function, part, f"{user_line()} reads the value of a float argument, which has changed"
-        )
+        found = function(value.now)
+        if value.id not in self.fixed:
+            if function is SAME.forward:
+                self.fixed[value.id] = value.now
+            part = self.part(value, pure=True)
+            reason = f"{user_line()} reads the value of a number, which has changed"
+            self.decisions.append((function, part, found, reason))
+        return found
 
     def defer(self, t: Tensor, settle: Callable[[], None]) -> Symbolic:
         """Make the value of a tensor a new symbol, for which ``settle`` is called when it is first read.

@@ -21,7 +21,7 @@ from adjoint.compiler.guards.operations import PLAIN_CONTAINERS, Operations
 from adjoint.compiler.guards.places import is_foreign, is_own, library_of, own_function
 from adjoint.compiler.guards.reads import MISSING
 from adjoint.compiler.guards.values import BOUND, CONTAINERS, class_attribute, is_module
-from adjoint.compiler.program.symbols import Symbolic
+from adjoint.compiler.program.symbols import Number, Symbolic, plain
 from adjoint.core.tensor import Tensor
 
 __all__ = ["Calls", "copied"]
@@ -98,6 +98,8 @@ class Calls(Operations):
                 self._item(o, key) if self._contains(o, key) else o.setdefault(key, default)
             )
         self._save(o)
+        if id(o) not in self.local and name in _STORING | _TAKING:
+            return functools.partial(self._taken, o, f, name in _TAKING)
         if name in _STORING:
             return f
         if name in _TAKING:
@@ -106,6 +108,14 @@ class Calls(Operations):
             return self._reading(f)
         self._whole(o)
         return self._opaque(f, ())
+
+    def _taken(self, o: Any, f: Any, elements: bool, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of a container that stores its arguments, or their ``elements``."""
+        if elements:
+            args = tuple(map(self._whole, args))
+        if type(o) is dict and (items := dict(*args, **kwargs) if elements else {}):
+            return f({k: self.stored(v, o, "item", k) for k, v in items.items()})
+        return f(*map(self.settled, args), **kwargs)
 
     def _get(self, o: Any, key: Any, default: Any = None) -> Any:
         self._use_key(key)
@@ -116,7 +126,7 @@ class Calls(Operations):
         """Keep a copy of a container, which a method may change."""
         fixed = isinstance(o, (tuple, frozenset, types.MappingProxyType, *DICT_VIEWS)) or o is os.environ
         if not fixed and id(o) not in self.local:
-            self.saved.setdefault(id(o), (o, copy(o)))
+            self.saved.setdefault(id(o), (o, copy(o), len(self.log)))
 
     def _reading(self, f: Any) -> Any:
         """Return a method of a built-in object, which reads what its arguments reach."""
@@ -270,7 +280,7 @@ class Calls(Operations):
     def _dispatched(self, f: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of ``functools.singledispatch``."""
         self._all(self.note(f, "attribute", "registry", f.registry))
-        return self.call(f.dispatch(type(args[0])))(*args, **kwargs)
+        return self.call(f.dispatch(args[0].__class__))(*args, **kwargs)
 
     def _constructor(self, cls: type, plain: bool = False) -> Any:
         special = None if plain else self.special(cls, "__call__")
@@ -305,7 +315,11 @@ class Calls(Operations):
             for each in getattr(owner, "__dict__", {}).values():  # such as the function of ``np.vectorize``
                 self.deep(each)
 
+        makes = arrays and type(f) is types.BuiltinFunctionType  # such as ``np.zeros``
+
         def call(*args: Any, **kwargs: Any) -> Any:
+            if makes:
+                args, kwargs = plain(args), plain(kwargs)
             if arrays and not any(map(is_traced, (*args, *kwargs.values()))):
                 for a in (*args, *kwargs.values()):
                     self.contents(a)
@@ -421,6 +435,22 @@ def _get_attribute(observer: Calls, f: Any, o: Any, name: str, *default: Any) ->
         raise
 
 
+def _type(observer: Calls, f: Any, *args: Any, **kwargs: Any) -> Any:
+    number = len(args) == 1 and type(args[0]) is Number
+    return args[0].kind if number else f(*args, **kwargs)
+
+
+def _set_attribute(observer: Calls, f: Any, o: Any, name: str, value: Any) -> None:
+    observer._store(value, o, name, False)
+
+
+def _range(observer: Calls, f: Any, *args: Any, **kwargs: Any) -> Any:
+    for a in args:
+        if type(a) is Number:
+            a.trace.note_range()
+    return f(*args, **kwargs)
+
+
 def _next(observer: Calls, f: Any, iterator: Any, *default: Any) -> Any:
     step = observer.special(iterator, "__next__")
     if step is None:
@@ -431,6 +461,8 @@ def _next(observer: Calls, f: Any, iterator: Any, *default: Any) -> Any:
 
 
 _SPECIAL: dict[Any, Any] = {
-    getattr: _get_attribute, next: _next, reversed: Calls._reversed, dict: Calls._copied,
-    OrderedDict: Calls._copied, hasattr: lambda *args: _get_attribute(*args, MISSING) is not MISSING,
+    getattr: _get_attribute, next: _next, type: _type, range: _range,
+    setattr: _set_attribute, reversed: Calls._reversed,
+    dict: Calls._copied, OrderedDict: Calls._copied,
+    hasattr: lambda *args: _get_attribute(*args, MISSING) is not MISSING,
 }  # fmt: skip

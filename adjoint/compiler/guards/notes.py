@@ -6,23 +6,24 @@ import functools
 import os
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
 
 from adjoint.compiler.guards.places import is_foreign, is_own, is_own_class, own_function
-from adjoint.compiler.guards.reads import MISSING, Read, contents_of, elements_of
+from adjoint.compiler.guards.reads import MISSING, Read, Reads, assign, contents_of, elements_of, is_place
 from adjoint.compiler.guards.rewrite import codes_in
 from adjoint.compiler.guards.values import (
     CONTAINERS,
+    DEEPEST,
     MAPPINGS,
     class_attribute,
     is_library,
     is_module,
     is_plain,
 )
-from adjoint.compiler.program.symbols import Number, Symbolic
+from adjoint.compiler.program.symbols import NUMBERS, UNKNOWN, Number, Symbolic, plain
 from adjoint.core.tensor import Tensor, Traced
 
 __all__ = ["DICT_VIEWS", "INERT", "Notes", "is_empty", "is_inert", "names_of"]
@@ -75,8 +76,14 @@ class Notes:
         self.arrays: dict[int, Any] = {}  # arrays that were passed to adjoint, by id
         self.deeply: set[int] = set()  # ids of objects of which all is noted
         self.written: dict[tuple[int, Any], Any] = {}  # owners of places that the function has assigned to
-        self.saved: dict[int, tuple[Any, Any]] = {}  # containers that may be changed, and copies, by id
+        self.saved: dict[int, tuple[Any, Any, int]] = {}  # containers that may be changed, see ``Reads``
         self.thread = threading.get_ident()
+        # numbers that are inputs of the program: the keys of their places, the reads with their symbols, and
+        # the function that makes the symbol for a read
+        self.varying: Collection[Any] = ()
+        self.numbers: list[tuple[Read, Any]] = []
+        self.stores: dict[tuple[int, Any], Read] = {}  # places that get a symbol, and what was there before
+        self.number: Callable[[Read], Any] = lambda read: read.seen
 
     def root(self, value: Any, what: str) -> None:
         """Give a name to a fixed object, such as an argument of the function."""
@@ -106,6 +113,8 @@ class Notes:
             return value
         if self.written and (id(owner), _index("", key)) in self.written:
             return value
+        if type(key) is not str:
+            key = plain(key)
         # not all variables of a module are read
         parent = self._node(owner, seen=not (type(owner) is dict and "__builtins__" in owner))
         index = _index(kind, key)
@@ -116,6 +125,11 @@ class Notes:
         child.weak = parent.weak or is_foreign(kind_of_owner)
         parent.children[index] = child
         self.log.append((parent, index, child))
+        if self.varying and child.place() in self.varying:
+            return self._vary(child)
+        if type(value) is Number and any(value is n for _, n in self.numbers):  # another way to a variable
+            child.seen, child.varies = value.now, True
+            return value
         if not is_inert(value) and id(value) not in self.local:
             known = self.nodes.setdefault(id(value), child)
             if known is child:
@@ -123,6 +137,86 @@ class Notes:
             elif known.parent is not None:
                 known.shared = child.shared = True
         return value
+
+    def _vary(self, read: Read) -> Any:
+        """Return the symbol of a number that the program reads at each call, which the variable gets."""
+        assert read.parent is not None
+        read.varies = True
+        number = self.number(read)
+        self.numbers.append((read, number))
+        assign(read, read.parent.seen, number)
+        return number
+
+    def put_back(self, failed: bool = False) -> None:
+        """Assign plain numbers to the variables that have symbols: those from before the trace.
+
+        If the trace has ``failed``, assign those that the function has computed, as in eager mode.
+        """
+        for read, _ in self.numbers:
+            assert read.parent is not None
+            now = read.present()
+            if type(now) is Number:
+                assign(read, read.parent.seen, now.now if failed and now.now is not UNKNOWN else read.seen)
+            elif type(now) in NUMBERS and not failed:
+                assign(read, read.parent.seen, read.seen)
+        for read in self.stores.values():
+            assert read.parent is not None
+            if type(now := read.present()) is Number:
+                assign(read, read.parent.seen, now.now if failed and now.now is not UNKNOWN else read.seen)
+
+    def stored(self, value: Any, owner: Any, kind: str, key: Any) -> Any:
+        """Return the value that the function is about to assign to an attribute or an item.
+
+        If it is a symbol, the program makes this assignment at each call, or the symbol is replaced by its
+        value, which is guarded.
+        """
+        if id(owner) in self.local or is_inert(owner) or isinstance(owner, np.ndarray):
+            return value
+        if type(value) is not Number or not is_place(owner, kind, key):
+            return self.settled(value)
+        parent, known = self._node(owner), (id(owner), _index(kind, key))
+        if known not in self.stores:
+            read = Read(parent, kind, key, MISSING, _path(parent.what, kind, key))
+            read.seen = read.present()
+            if type(read.seen) is not Number:
+                self.stores[known] = read
+        return value
+
+    def settled(self, value: Any, depth: int = 0) -> Any:
+        """Return a value that is stored outside, with plain numbers in place of the symbols in it."""
+        kind = type(value)
+        if kind is Number:
+            return value.fixed()
+        if depth == DEEPEST or kind in INERT:
+            return value
+        if kind is tuple and any(type(v) is Number for v in value):
+            return tuple([self.settled(v, depth + 1) for v in value])
+        inside = value if kind is dict else getattr(value, "__dict__", None)
+        if id(value) in self.local and (kind is list or type(inside) is dict):
+            target: Any = value if kind is list else inside
+            for k, v in list(enumerate(value) if kind is list else target.items()):
+                if (new := self.settled(v, depth + 1)) is not v:
+                    target[k] = new
+        return value
+
+    def restart(self, number: Callable[[Read], Any], varying: Collection[Any]) -> None:
+        """Start again, for another trace of the same function; ``number`` makes the symbol for a read.
+
+        ``varying`` are the keys of the places of numbers that get symbols.
+        """
+        self.put_back()
+        self.reads().set_back()
+        self.written.clear()
+        self.stores.clear()
+        old, self.numbers, self.number, self.varying = self.numbers, [], number, varying
+        for read, _ in old:
+            read.varies = False
+            if varying:
+                self._vary(read)
+
+    def reads(self) -> Reads:
+        """Return what was read until now."""
+        return Reads(self.roots, [child for _, _, child in self.log], list(self.saved.values()))
 
     def _forget(self, mark: int) -> None:
         """Remove the reads that were noted after ``mark``, a length of the log."""

@@ -68,7 +68,7 @@ class Observer(Calls):
             cell.cell_contents = PLAINLY[name]
         self.functions.clear()
         self.local.clear()
-        return Reads(self.roots, [child for _, _, child in self.log], list(self.saved.values()))
+        return self.reads()
 
     def run(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return ``f(*args, **kwargs)``, observed; the traceback of an error has no frames of this module."""
@@ -124,7 +124,7 @@ class Observer(Calls):
             "variable": functools.partial(self._variable, space, cells, where),
             "imported": functools.partial(self._imported, space),
             "text": functools.partial(self._text, space, where),
-            "stored": functools.partial(self._stored, space),
+            "stored": functools.partial(self._stored, space, cells),
         }
         hooks = {name: types.CellType(hook) for name, hook in own.items()}
         self.cells |= {id(cell): (name, cell) for name, cell in hooks.items()}

@@ -65,13 +65,16 @@ class Operations(Notes):
         self.local.add(id(value))
         return value
 
-    def _stored(self, space: dict[str, Any], name: str, value: Any) -> Any:
+    def _stored(self, space: dict[str, Any], cells: dict[str, Any], name: str, value: Any) -> Any:
         """Note that the function assigns to a variable: it reads its own value later.  Return the value."""
+        place = (cells[name], "attribute", "cell_contents") if name in cells else (space, "item", name)
+        value = self.stored(value, *place)
         self.written.setdefault((id(space), _index("", name)), space)
         return value
 
     def _store(self, value: Any, owner: Any, key: Any, item: bool) -> None:
         """Assign to an attribute or an item, which is the function's own from then on."""
+        value = self.stored(value, owner, "item" if item else "attribute", key)
         PLAINLY["store"](value, owner, key, item)
         kind: Any = type(owner)
         if is_foreign(kind):  # its code may read the value later

@@ -18,14 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.guards.values import BOUND, CONTAINERS, MAPPINGS, class_attribute, is_plain, snapshot
+from adjoint.compiler.guards.values import (
+    BOUND,
+    CONTAINERS,
+    MAPPINGS,
+    class_attribute,
+    home,
+    is_plain,
+    snapshot,
+)
+from adjoint.compiler.program.symbols import NUMBERS
 
-__all__ = ["MISSING", "Read", "Reads", "contents_of", "elements_of"]
+__all__ = ["MISSING", "Read", "Reads", "assign", "contents_of", "elements_of", "is_place"]
 
 
 MISSING: Any = object()  # the value of an attribute or an item that does not exist
 _OFTEN = 3  # a value that is a new object so often is compared by value
 _AS_STORED = (types.FunctionType, types.WrapperDescriptorType, types.MethodDescriptorType)
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)  # the second kind: contents of cells
 _NEW_AT_EACH_ACCESS = (types.MethodType, functools.partial, *BOUND)
 
 
@@ -73,12 +83,13 @@ class Read:
     reached in another way, too, so that it must stay the same object.
     """
 
-    __slots__ = ("children", "key", "kind", "parent", "renewed", "seen", "shared", "weak", "what")
+    __slots__ = ("children", "key", "kind", "parent", "renewed", "seen", "shared", "varies", "weak", "what")
 
     def __init__(self, parent: Read | None, kind: str, key: Any, seen: Any, what: str) -> None:
         self.parent, self.kind, self.key, self.seen, self.what = parent, kind, key, seen, what
         self.children: dict[Any, Read] = {}
         self.shared = False
+        self.varies = False  # whether it is a number that the program reads at each call
         self.weak = False  # whether it is part of an object of an installed package
         self.renewed = 0  # how often an equal value has taken the place of ``seen``
 
@@ -89,9 +100,14 @@ class Read:
         except Exception:  # deleted, or of another type
             return MISSING
 
+    def present(self) -> Any:
+        """Return the present value, read from the fixed owner."""
+        assert self.parent is not None
+        return self.now(self.parent.seen)
+
     def identity(self) -> str | None:
         """Return "ITEM" or "ATTRIBUTE" if the value is read so, and is always the same object."""
-        if self.renewed >= _OFTEN or self.seen is MISSING or self.parent is None:
+        if self.renewed >= _OFTEN or self.seen is MISSING or self.parent is None or self.varies:
             return None
         if type(self.key) is not str:
             return None
@@ -101,6 +117,15 @@ class Read:
         stored = self.kind == "static" and (kind in _AS_STORED or not hasattr(kind, "__get__"))
         return "ATTRIBUTE" if self.kind == "attribute" or stored else None
 
+    def place(self) -> Any:
+        """Return a key for the place of a number that programs can read at each call; None for other reads.
+
+        Variables with the same name in several objects have the same key.
+        """
+        if type(self.seen) not in NUMBERS or self.parent is None:
+            return None
+        return (self.what, self.kind) if is_place(self.parent.seen, self.kind, self.key) else None
+
     def is_equal(self, but_children: bool = False) -> bool:
         """Return whether the value that is read from the fixed owner is the same.
 
@@ -108,7 +133,7 @@ class Read:
         """
         assert self.parent is not None
         owner = self.parent.seen
-        return self._equals(self.now(owner), owner, self.children if but_children else {})
+        return self._equals(self.present(), owner, self.children if but_children else {})
 
     def changed(self, owner: Any, fresh: list[tuple[Read, Any]]) -> Read | None:
         """Return the first read, of this one and its children, whose value has changed; None if none has.
@@ -134,6 +159,8 @@ class Read:
         seen = self.seen
         if now is seen:
             return True
+        if self.varies:
+            return type(now) is type(seen)
         if self.key is contents_of and isinstance(owner, np.ndarray) and not owner.dtype.hasobject:
             return bool(now == seen)
         if self.kind in ("all", "fact") and type(seen) is tuple:
@@ -145,6 +172,23 @@ class Read:
             same = type(now) is type(seen) and now.shape == seen.shape and now.dtype == seen.dtype
             return bool(same and now.base is seen.base)
         return _same(seen, now)
+
+
+def is_place(owner: Any, of: str, key: Any) -> bool:
+    """Return whether a program can assign an attribute or an item: this only stores it, and cannot fail.
+
+    ``of`` is the kind of a read of it.
+    """
+    if of != "attribute":
+        return of == "item" and type(owner) is dict
+    if not key.isidentifier() or iskeyword(key):
+        return False
+    kind: Any = type(owner)
+    static = class_attribute(kind, key, MISSING)
+    if hasattr(type(static), "__set__") and not isinstance(static, _SLOTS):
+        return False
+    assigns = kind.__setattr__
+    return isinstance(assigns, types.WrapperDescriptorType) or home(assigns) == "adjoint"
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -162,7 +206,7 @@ def _comparison(read: Read, owner: str, n: int) -> str:
     The value is v0 for read 0, its key k0, and its comparison in Python f0.
     """
     kind, key = read.kind, repr(read.key) if type(read.key) in (str, int) else f"k{n}"
-    if read.renewed >= _OFTEN or read.seen is MISSING or type(read.key) is slice:
+    if read.renewed >= _OFTEN or read.seen is MISSING or type(read.key) is slice or read.varies:
         return f"f{n}()"
     if isinstance(read.key, str) and read.key.isidentifier() and not iskeyword(read.key) and (
         kind == "attribute" or (kind == "static" and type(read.seen) is types.FunctionType)
@@ -182,8 +226,10 @@ _SIMPLE = {
 class Reads:
     """All values that a function has read, as a guard of its program."""
 
-    def __init__(self, roots: list[Read], order: list[Read], saved: list[tuple[Any, Any]]) -> None:
-        self.saved = saved  # containers, and copies of them from before methods that may have changed them
+    def __init__(self, roots: list[Read], order: list[Read], saved: list[tuple[Any, Any, int]]) -> None:
+        # containers, copies of them from before methods that may have changed them, and how many reads
+        # had been made then
+        self.saved = saved
         self.order = order  # all reads, in the order in which they were made
         self.roots = [r for r in roots if r.children]
         self.names: dict[int, str] = {}  # of the values in ``check``, by the id of the read
@@ -217,6 +263,11 @@ class Reads:
             elif self.check is not None:
                 self.check.__globals__[self.names[id(read)]] = now
         return None
+
+    def changed_numbers(self) -> list[Any]:
+        """Return the keys of the places of all numbers that have changed."""
+        changed = [r for r in self if not r.is_equal(but_children=True)]
+        return [r.place() for r in changed if r.place() is not None and type(r.present()) in NUMBERS]
 
     def all_changed(self) -> list[str]:
         """Return the names of all values that have changed."""
@@ -256,24 +307,31 @@ class Reads:
 
     def set_back(self) -> None:
         """Assign to all variables, attributes and containers the values that they had when they were read."""
-        for read in reversed(self.order):  # the first read of a value comes last
+        numbers = [(read, read.present()) for read in self if read.varies]  # the caller restores these
+        saved = list(self.saved)
+        for k, read in reversed([*enumerate(self.order, 1)]):  # the first read of a value comes last
+            while saved and saved[-1][2] >= k:
+                _refill(*saved.pop()[:2])
             assert read.parent is not None
             owner = read.parent.seen
             now = read.now(owner)
             if now is not read.seen and (read.kind == "all" or not read._equals(now, owner, read.children)):
                 with suppress(Exception):  # a property, or an object that cannot be changed
-                    _assign(read, owner)
-        for container, before in self.saved:
+                    assign(read, owner, read.seen)
+        for container, before, _ in reversed(saved):
             _refill(container, before)
+        for read, value in numbers:
+            assert read.parent is not None
+            assign(read, read.parent.seen, value)
 
     def marks(self) -> list[tuple[str, Any]]:
         """Return a name and a summary of the present value of each read."""
         return [(r.what, snapshot(r.now(r.parent.seen))) for r in self if r.parent is not None]
 
 
-def _assign(read: Read, owner: Any) -> None:
-    """Assign the value ``read.seen`` to the place from which it was read."""
-    kind, key, seen = read.kind, read.key, read.seen
+def assign(read: Read, owner: Any, seen: Any) -> None:
+    """Assign the value ``seen`` to the place of a read of ``owner``."""
+    kind, key = read.kind, read.key
     if kind == "item":
         owner.pop(key) if seen is MISSING else operator.setitem(owner, key, seen)
     elif kind == "attribute":

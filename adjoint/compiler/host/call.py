@@ -23,7 +23,7 @@ from adjoint.compiler.program.inputs import (
     container_text,
 )
 from adjoint.compiler.program.lines import Lines
-from adjoint.compiler.program.writes import NAMES, Action, CellWrite, DataWrite, GradWrite, Write
+from adjoint.compiler.program.writes import NAMES, Action, CellWrite, DataWrite, GradWrite, PlaceWrite, Write
 from adjoint.compiler.replay.tables import fill_tables
 from adjoint.core.tensor import Tensor
 from adjoint.transforms.rerun import Generators
@@ -144,7 +144,7 @@ def _write_all(w: Lines, program: Program) -> None:
             place += v is not None
         if isinstance(each, Action):
             calls.append((each, values))
-        elif isinstance(each, CellWrite) or isinstance(each.owner, int):
+        elif isinstance(each, (CellWrite, PlaceWrite)) or isinstance(each.owner, int):
             each.add(w, *values)
         elif each.values[0] is None:
             dropped.append(each.owner)
@@ -220,7 +220,10 @@ def is_fresh(i: Instruction) -> bool:
 
 def _native_call(program: Program, trace: Trace, run: Any, count: int) -> NativeCall | None:
     """Return the call of a native entry that runs the program; None if an entry cannot be used."""
-    if getattr(run, "entry", None) is None or (program.writes and not run.in_order):
+    if getattr(run, "entry", None) is None:
+        return None
+    program = run.program  # without numbers that Python computes before
+    if program.writes and not run.in_order:
         return None
     if any(isinstance(s, DrawSource) for s in program.sources):  # ``slow`` would draw again
         return None
@@ -273,6 +276,11 @@ class NativeCall:
         numbers which do not depend on the step count have been computed by an earlier call.
         """
         w.names |= NAMES
+        split = self.run.split
+        numbers: list[str] = []
+        if split is not None:
+            with w.attempt(miss):  # after an error, such as a division by zero, the slow way raises it
+                numbers = split.add(w)
         texts = [self._text(w, p, settled) for p in self.passed]
         if self.writes_all:
             self._add_entry(w, texts, miss)
@@ -280,7 +288,11 @@ class NativeCall:
             self._add_writes(w, texts, miss)
         if not self.run.in_order:  # one array can be several outputs: the result of exp is also a residual
             w.add(f"found = ({''.join(f'found[{k}], ' for k in self.run.order)})")
-        return Outputs([f"found[{k}]" for k in range(self.size)], {})
+        if split is None:
+            return Outputs([f"found[{k}]" for k in range(self.size)], {})
+        w.add(*(f"{each.owner.code(w)} = {w.numbers[each.values[0].id]}" for each in split.writes))
+        w.add(f"found = {split.merged(numbers)}")
+        return Outputs([f"found[{k}]" for k in range(len(split.outputs))], {})
 
     def _text(self, w: Lines, passed: Any, settled: bool) -> str:
         """Return the expression of ``passed``, which is passed to the entry besides the arguments."""

@@ -219,7 +219,7 @@ class _Seen:
         """Record a value that user code has read; if ``asks`` is true, containers are compared by Python."""
         assert read.parent is not None
         owner, key, value = read.parent.seen, read.key, read.seen
-        if read.kind == "element":  # of a container whose elements are recorded
+        if read.kind == "element" or read.varies:  # an element is recorded; a number is read by the program
             return
         if read.kind == "all" and type(owner) is tuple:  # it cannot change
             return

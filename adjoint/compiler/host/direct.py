@@ -20,6 +20,8 @@ from adjoint.compiler.guards.values import exact
 from adjoint.compiler.host.call import NativeCall, Outputs, add_call, is_fresh, make_call
 from adjoint.compiler.host.unpack import add_unpacking
 from adjoint.compiler.program.lines import Lines
+from adjoint.compiler.program.scalars import Numbers
+from adjoint.compiler.program.symbols import NUMBERS
 from adjoint.compiler.replay.replay import build
 from adjoint.config import get_default_dtype, special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, transform
@@ -113,10 +115,11 @@ def _add_checks(w: Lines, v: Variant, watch: Watch | None) -> None:
     else:
         add_unpacking(w, v.structure, v.fixed, v.moves, _MISS)
     if watch is not None:
-        floats = [k for k, s in enumerate(v.specs) if s.kind is float]
-        w.add(*(f"if type(x{k}) is not float: {_MISS}" for k in floats))
-        arrays = "".join(f"x{k}, " for k in range(v.direct) if k not in floats)
+        numbers = [k for k, s in enumerate(v.specs) if s.kind in NUMBERS]
+        w.add(*(f"if type(x{k}) is not {v.specs[k].kind.__name__}: {_MISS}" for k in numbers))
+        arrays = "".join(f"x{k}, " for k in range(v.direct) if k not in numbers)
         w.add(f"if not {w.name(watch.ready, 'ready')}({arrays}): {_MISS}")
+        _check_numbers(w, v.trace, _MISS)
     else:
         _add_modes(w)
         if v.specs:
@@ -242,11 +245,24 @@ def add_check(
         w.add(f"if {w.name(is_view)}(x{k}): {miss}")
     for g in guards:
         w.add(f"if not {w.name(g.holds, 'g')}(): {miss}")
+    _check_numbers(w, trace, miss)
     for function, part, found, _ in trace.decisions:
+        if part.results[0].weak:
+            continue
         call = w.name(make_call(part, trace, build(part), count), "part")
         given = ", ".join(f"x{k}" for k in range(count))
         w.add(f"if exact({w.name(function)}({call}({given})[0])) != {w.name(exact(found))}: {miss}")
     w.add("a = e = None")
+
+
+def _check_numbers(w: Lines, trace: Trace, miss: str) -> None:
+    """Add lines that run the statement ``miss`` if an outcome that Python read of a number has changed."""
+    numbers = Numbers(w)
+    parts = [each for each in trace.decisions if each[1].results[0].weak]
+    if parts:
+        with w.attempt(miss):
+            for function, part, found, _ in parts:
+                w.add(f"if {numbers.condition(function, part, found, exact)}: raise other_type")
 
 
 def make_fits(specs: Sequence[Wanted], modes: Any) -> Callable[..., bool]:
@@ -269,8 +285,8 @@ def _fitting(w: Lines, specs: Sequence[Wanted]) -> list[str]:
     parts = []
     tensors = []
     for k, (kind, shape, dtype, node) in enumerate(specs):
-        if kind is float:
-            parts.append(f"type(x{k}) is float")
+        if kind in NUMBERS:
+            parts.append(f"type(x{k}) is {kind.__name__}")
             continue
         data = f"x{k}._data" if kind is Tensor else f"x{k}"
         parts.append(f"type(x{k}) is {w.name(kind, 'type')} and {data}.shape == {shape!r}")

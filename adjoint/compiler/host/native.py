@@ -28,6 +28,7 @@ from adjoint.compiler.host.plan import Plan
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.lower.lower import Lowered
 from adjoint.compiler.program.program import Program, typed
+from adjoint.compiler.program.scalars import split
 from adjoint.compiler.replay import replay
 from adjoint.compiler.schedule.groups import replacements
 from adjoint.compiler.schedule.kernel import Address, Kernel
@@ -170,15 +171,18 @@ class Native(Schedule):
     """A program compiled to native code; ``native(*sources)`` runs it and returns the outputs."""
 
     def __init__(self, program: Program, flush: bool = False) -> None:
-        self.program = program
+        self.whole = program
+        self.split = split(program)
+        self.program = program if self.split is None else self.split.program
         self.lock = held_across_fork(threading.RLock())
         self.running = False  # whether ``_run`` is running the program step by step
         units.prepare()
-        self.lowered = Lowered(program)
-        graph, pairs = self.lowered.graph, list(replacements(program))
+        self.lowered = Lowered(self.program)
+        graph, pairs = self.lowered.graph, list(replacements(self.program))
         outputs = update_rows(graph, self.lowered.outputs, pairs)
-        super().__init__(graph, outputs, len(program.sources), flush=flush, replacing=pairs)
-        self.entry = self.entry_for(range(len(program.sources)), (), len(program.sources))
+        count = len(self.program.sources)
+        super().__init__(graph, outputs, count, flush=flush, replacing=pairs)
+        self.entry = self.entry_for(range(count), (), count)
         self.order = [] if self.entry is None else [self.made[v.node.id] for v in self.results]
         self.in_order = self.order == list(range(len(self.fresh)))
 
@@ -216,10 +220,20 @@ class Native(Schedule):
     @functools.cached_property
     def replayed(self) -> Callable[..., tuple[Any, ...]]:
         """The same program as a Python function that calls NumPy."""
-        return replay.build(self.program)
+        return replay.build(self.whole)
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
         """Run the program on its sources; return the outputs."""
+        if self.split is None:
+            return self._call_rest(given)
+        try:
+            rest, merged = self.split.compute(*given)
+        except Exception:  # such as a division by zero
+            return self.replayed(*given)
+        return tuple(merged(self._call_rest(rest)))
+
+    def _call_rest(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the program without the numbers that Python computes before."""
         with self.lock:  # all calls share the arena
             if self.entry is not None:
                 found = self.entry.call(*given)
@@ -234,7 +248,7 @@ class Native(Schedule):
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """Run the program step by step from Python; return the outputs.  Used without a native entry."""
         if self.running:  # called by a finalizer during another run, which is using the table and the arena
-            return self.replayed(*given)
+            return self._replayed_rest(*given)
         self.running = True
         try:
             values, run, helpers = self._prepare(given), _runner(), self.helpers()
@@ -244,14 +258,20 @@ class Native(Schedule):
                 else:
                     run(self.record(step[0]), step[1] - step[0], helpers)
             if any(map(bool, self.checks)):
-                return self.replayed(*given)  # raises the error that NumPy raises
+                return self._replayed_rest(*given)  # raises the error that NumPy raises
             return tuple([self._value(v, values, given) for v in self.results])
         except Exception:
             if not self.checks:
                 raise
-            return self.replayed(*given)  # raises the error that comes first: a check may have failed before
+            return self._replayed_rest(
+                *given
+            )  # raises the error that comes first: a check may have failed before
         finally:
             self.running = False
+
+    @functools.cached_property
+    def _replayed_rest(self) -> Callable[..., tuple[Any, ...]]:
+        return self.replayed if self.split is None else replay.build(self.program)
 
     def timed(self, given: Sequence[Any]) -> Iterator[tuple[Any, float]]:
         """Run the program step by step; yield pairs (step, seconds).
@@ -287,7 +307,7 @@ class Native(Schedule):
         """Write the addresses of the inputs ``given`` and of new output arrays into the table."""
         held = {k: contiguous(given[k]) for k in self.sources}
         for k, source in enumerate(self.program.sources):
-            if source.value.weak:
+            if getattr(source.value, "kind", None) is float:
                 self.numbers[k] = given[k]
         arrays = [np.empty(v.shape, v.dtype) for v in self.fresh]
         for slot, (kind, k, offset) in self.moving:

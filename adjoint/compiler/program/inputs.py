@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from adjoint.compiler.program.symbols import refused
+from adjoint.compiler.program.symbols import UNKNOWN, refused
 from adjoint.core.batched import Batched
 from adjoint.core.tensor import Tensor, wrap
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentGradSource", "ArgumentSource", "ArraySource", "CellSource", "DrawSource", "GradSource",
-    "NumberSource", "NumbersSource", "OuterSource", "Source", "TensorSource", "container_text", "owner_name",
+    "NumberSource", "NumbersSource", "OuterSource", "Place", "Source", "TensorSource", "VariableSource",
+    "container_text", "owner_name",
 ]  # fmt: skip
 
 
@@ -198,6 +199,57 @@ class NumberSource(NumbersSource):
 
     __slots__ = ()
     kind, private = "number", True
+
+
+class Place:
+    """An attribute or an item of an object outside, which holds a Python number.
+
+    ``parent.seen`` is the object; ``kind`` is "attribute" or "item".
+    """
+
+    __slots__ = ("key", "kind", "parent", "what")
+
+    def __init__(self, parent: Any, kind: str, key: Any, what: str) -> None:
+        self.parent, self.kind, self.key, self.what = parent, kind, key, what
+
+    def read(self) -> Any:
+        """Return the present value; ``UNKNOWN`` if there is none."""
+        owner = self.parent.seen
+        return getattr(owner, self.key, UNKNOWN) if self.kind == "attribute" else owner.get(self.key, UNKNOWN)
+
+    def put(self, value: Any) -> None:
+        """Assign a value; delete the attribute or the item if ``value`` is ``UNKNOWN``."""
+        owner = self.parent.seen
+        if self.kind == "attribute":
+            delattr(owner, self.key) if value is UNKNOWN else setattr(owner, self.key, value)
+        elif value is UNKNOWN:
+            owner.pop(self.key, None)
+        else:
+            owner[self.key] = value
+
+    def code(self, w: Lines) -> str:
+        """Return a Python expression for the place."""
+        owner = f"{w.name(self.parent, 'p')}.seen"
+        return f"{owner}.{self.key}" if self.kind == "attribute" else f"{owner}[{w.name(self.key)}]"
+
+
+class VariableSource(Source):
+    """A Python number that is read from outside at each call; the owner is its place."""
+
+    __slots__ = ()
+    kind, private = "variable", True
+
+    def read(self) -> Any:
+        """Return the number."""
+        return self.owner.read()
+
+    def code(self, w: Lines) -> str:
+        """Return a Python expression for the number."""
+        return str(self.owner.code(w))
+
+    def text(self, name: Callable[[Any], str]) -> str:
+        """Return the line of ``Program.text``."""
+        return f"{self.value!s}: {self.value.kind.__name__}  <- {self.owner.what}"
 
 
 class DrawSource(NumbersSource):

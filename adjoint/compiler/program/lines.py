@@ -19,6 +19,7 @@ class Lines:
         self.lines: list[str] = []
         self.names = {"__name__": "adjoint.compiled", **names}
         self.kinds = kinds
+        self.numbers: dict[int, str] = {}  # expressions of Python numbers, see ``scalars.Numbers``
         self._known: dict[int, str] = {}
         self._indent = "    "
 
@@ -49,6 +50,14 @@ class Lines:
             self._indent += "    "
         yield
         self._indent = before
+
+    @contextmanager
+    def attempt(self, miss: str) -> Iterator[None]:
+        """Run the statement ``miss`` if the lines that are added inside the context raise an error."""
+        with self.block("try:"):
+            self.add("missed = False")
+            yield
+        self.add("except Exception: missed = True", f"if missed: {miss}")
 
     def function(self, name: str, args: Sequence[str]) -> Callable[..., Any]:
         """Compile the lines to a function with the parameters ``args``, and return it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from adjoint.core.op import Op
 
 __all__ = [
-    "ADD_INTO", "Nonzero", "Number", "Root", "Symbolic", "add_in_place", "copying", "ended_error",
-    "refused",
+    "ADD_INTO", "NUMBERS", "SAME", "UNKNOWN", "Nonzero", "Number", "Root", "Symbolic", "add_in_place",
+    "copying", "ended_error", "plain", "refused",
 ]  # fmt: skip
 
 _FLOAT64 = np.dtype(np.float64)
@@ -313,12 +314,13 @@ class Number(Symbolic):
     in eager mode; ``isinstance(number, kind)`` is True.
     """
 
-    __slots__ = ("kind",)
+    __slots__ = ("kind", "now")
     weak = True
 
-    def __init__(self, trace: Trace, kind: type = float) -> None:
+    def __init__(self, trace: Trace, kind: type = float, now: Any = None) -> None:
         super().__init__(trace, (), _DTYPES[kind])
         self.kind = kind
+        self.now = UNKNOWN if now is None else now  # in the call that is traced; UNKNOWN if tensors decide it
 
     @property  # type: ignore[misc]  # object.__class__ can be assigned, this property cannot
     def __class__(self) -> Any:
@@ -331,11 +333,15 @@ class Number(Symbolic):
         found = self.trace.read_number(function, self)
         return self._refuse() if found is NotImplemented else found
 
+    def fixed(self) -> Any:
+        """Return the number as a plain Python number, and guard its value."""
+        return self._read(SAME.forward)
+
     def __bool__(self) -> bool:
         return bool(self._read(bool))
 
     def __int__(self) -> int:
-        return int(self._read(int))
+        return int(self.fixed() if self.kind is int else self._read(int))
 
     def __float__(self) -> float:
         return float(self._read(float))
@@ -344,13 +350,13 @@ class Number(Symbolic):
         return complex(self._read(complex))
 
     def __index__(self) -> int:
-        return int(self._read(operator.index))
+        return operator.index(self.fixed() if self.kind is int else self._read(operator.index))
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.array(self._read(self.kind), *args, **kwargs)
 
     def __hash__(self) -> int:
-        return int(self._read(hash))
+        return hash(self.fixed()) if self.kind is int else int(self._read(hash))
 
     def __format__(self, spec: str) -> str:
         return str(self._read(partial(_formatted, spec)))
@@ -366,6 +372,15 @@ class Number(Symbolic):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Number:
         return self
+
+    def __floor__(self) -> Any:
+        return self if self.kind is int else self._read(math.floor)
+
+    def __ceil__(self) -> Any:
+        return self if self.kind is int else self._read(math.ceil)
+
+    def __trunc__(self) -> Any:
+        return self if self.kind is int else self._read(math.trunc)
 
     def __round__(self, digits: int | None = None) -> Any:
         return self._read(round) if digits is None else self.trace.number_of(_ROUND, (self, digits))
@@ -388,7 +403,7 @@ class Number(Symbolic):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(self.kind, name):
             raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
-        return self._read(operator.attrgetter(name))
+        return getattr(self.fixed(), name) if self.kind is int else self._read(operator.attrgetter(name))
 
 
 class Nonzero(Number):
@@ -400,6 +415,8 @@ class Nonzero(Number):
         return True
 
 
+NUMBERS = (float, int)  # the types of Python numbers that a program can read at each call
+UNKNOWN: Any = object()  # the value of a number that depends on tensors
 _KINDS = (float, int, bool, complex)
 _DTYPES: dict[type, Any] = {kind: np.dtype(kind) for kind in _KINDS}
 
@@ -437,6 +454,7 @@ def _host(name: str, function: Callable[..., Any], primitive: str | None = None)
     return Host(name, function, lower=partial(_of_numbers, name, primitive) if primitive else None)
 
 
+SAME = Host("same", lambda x: x)
 _ROUND = Host("round", round)
 _QUOTIENT = _host("truediv", operator.truediv, "divide")  # of a divisor that is not 0
 _SAFE = {"add": "add", "sub": "subtract", "mul": "multiply", "neg": "negative", "abs": "abs"}
@@ -448,6 +466,11 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "pow": _pow,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
 }
 # never equal to a number, or compared by their own method
 _REFLECTED = (str, bytes, type(None), tuple, list, dict, set, frozenset, np.ndarray, Tensor)
@@ -475,6 +498,8 @@ def _binary(host: Host, method: str, reflected: bool) -> Callable[[Number, Any],
                 return NotImplemented  # tensors, arrays and other objects have reflected operators
             other = base(other)
         args = (other, self) if reflected else (self, other)
+        if host.name == "pow" and isinstance(args[0], int) and isinstance(args[1], int):
+            bool(args[1] >= 0)  # otherwise the power is a float
         safe = host.name == "truediv" and _is_nonzero(args[1])
         return self.trace.number_of(_QUOTIENT if safe else host, args)
 
@@ -507,5 +532,17 @@ for _name, _function in _ARITHMETIC.items():
 for _name, _function in _COMPARISONS.items():
     _method = f"__{_name}__"
     attach(Number, **{_method: _binary(Host(_name, _function), _method, False)})
-for _name in ("neg", "pos", "abs"):
+for _name in ("neg", "pos", "abs", "invert"):
     attach(Number, **{f"__{_name}__": _unary(_host(_name, getattr(operator, _name), _SAFE.get(_name)))})
+
+
+def plain(value: Any) -> Any:
+    """Return a parameter of an op with plain numbers in place of symbolic ones, whose values are guarded."""
+    kind = type(value)
+    if issubclass(kind, Number):
+        return value.fixed()
+    if kind is slice:
+        return slice(plain(value.start), plain(value.stop), plain(value.step))
+    if kind is tuple or kind is list:
+        return kind([plain(v) for v in value])
+    return {k: plain(v) for k, v in value.items()} if kind is dict else value

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from adjoint.compiler.capture.trace import Trace
     from adjoint.compiler.program.lines import Lines
 
-__all__ = ["NAMES", "Action", "CellWrite", "DataWrite", "GradWrite", "Write", "exchange"]
+__all__ = ["NAMES", "Action", "CellWrite", "DataWrite", "GradWrite", "PlaceWrite", "Write", "exchange"]
 
 Undo = list[tuple[Callable[..., None], Any, Any]]  # each item undoes a write: a function and two arguments
 
@@ -134,6 +134,18 @@ class CellWrite(Write):
         outer.set_cell(container, key, value)
 
 
+class PlaceWrite(Write):
+    """The assignment of a Python number to a variable, an attribute or an item; the owner is the place."""
+
+    __slots__ = ()
+    kind, function = "place", "put"
+
+    @property
+    def where(self) -> str:  # type: ignore[override]
+        """The name of the place."""
+        return f"write {self.owner.what}"
+
+
 class Action(Write):
     """A call of a function with the values, such as an update of an optimiser; the owner is the function.
 
@@ -236,6 +248,12 @@ def set_item(undo: Undo, container: Any, key: Any, value: Any) -> None:
     container[key] = value
 
 
+def put(undo: Undo, place: Any, value: Any) -> None:
+    """Assign a number to a place; append an item that restores the old one to ``undo``."""
+    undo.append((type(place).put, place, place.read()))
+    place.put(value)
+
+
 def restore(counter: Any, before: Any) -> None:
     """Restore the step counts of an optimiser to ``before``, the value that ``counter.count()`` returned."""
     counter.take_back(before)
@@ -266,5 +284,6 @@ def exchange(
 # The functions above, by their names in generated code.
 NAMES: dict[str, Any] = {
     "write": write, "set_grad": set_grad, "assign": assign, "put_back": put_back, "set_item": set_item,
+    "put": put,
     "restore": restore, "take_back": take_back, "exchange": exchange, "committing": committing,
 }  # fmt: skip
