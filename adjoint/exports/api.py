@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.emit.machine import binding
+from adjoint.config import special
+from adjoint.core.lifted import refuse_tracing
 from adjoint.core.user_code import warn
 from adjoint.errors import ArgumentError, ExportError, FileError, InputError, install_command
 from adjoint.exports.c_files import header_text
@@ -27,6 +30,12 @@ from adjoint.transforms.inputs import as_function, name_of
 __all__ = ["Export", "export"]
 
 _TARGETS = ("c", "python", "wasm")
+# functions of the C library, whose names a library does not get unless the user passes them
+_LIBRARY = frozenset(dir(math)) | frozenset(
+    "abort abs accept atoi bind clock close connect div exit fabs fmax fmin fork free getenv index labs link "
+    "malloc memcpy nan open printf puts qsort raise random read remove rename rint round scanf "
+    "select send signal sleep sort strlen system time truncate wait write lambda".split()
+)
 
 
 def export(
@@ -61,7 +70,8 @@ def export(
         What to write.  "c": an object file, a header, and a static and a shared library.  "python": a package
         that needs only NumPy.  "wasm": a WebAssembly file and an ES module with TypeScript types.
     name : str, optional
-        The name of the calling function and of the files; by default that of ``f``.
+        The name of the calling function and of the files; by default that of ``f``, with "_function" after
+        the name of a function of the C library.
     level : str
         The vector instructions to use: "portable" gives the same bits on all processors; "avx512", "avx2" and
         "sse2" are for x86_64, "neon" for aarch64.
@@ -97,6 +107,8 @@ def export(
     ('score.h', {'x': ('float64', (2,))})
     """
     as_function("export", f)
+    if special.count:
+        refuse_tracing("ad.export", "Call it outside of the compiled function.")
     if target not in _TARGETS:
         raise ArgumentError(f"export: target must be one of {', '.join(_TARGETS)}, but got {target!r}.")
     if triple is not None and target != "c":
@@ -118,7 +130,8 @@ def _checked_name(f: Any, name: str | None) -> str:
     """Return the name of a library, which must be an identifier of C."""
     if name is None:
         name = re.sub(r"\W+", "_", name_of(f).rpartition(".")[2], flags=re.ASCII).strip("_")
-        name = "function" if not name or name in ("lambda",) else name
+        if not name or name in _LIBRARY:
+            name = f"{name}_function".strip("_")
     known = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
     if not known or name in RESERVED:
         raise ArgumentError(

@@ -10,11 +10,13 @@ import keyword
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from adjoint import tree
+from adjoint.compiler.api.compile import Compiled
 from adjoint.compiler.api.variant import Variant
 from adjoint.compiler.capture.arguments import Call, Parameters
 from adjoint.compiler.program.inputs import (
@@ -90,10 +92,14 @@ class Collected:
 
 def collect(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any], level: str) -> Collected:
     """Trace a function for arguments like these."""
-    function = getattr(f, "__wrapped_compiled__", None) or getattr(f, "_f", f)
-    parameters = Parameters(function, getattr(f, "_options", ((),))[0])
+    static: Any = ()
+    if isinstance(f, partial) and isinstance(f.func, Compiled):  # a compiled method
+        f = partial(f.func._f, *f.args)
+    elif isinstance(f, Compiled):
+        f, static = f._f, f._options[0]
+    parameters = Parameters(f, static)
     call = Call(args, kwargs, parameters)
-    variant = Variant(function, call, "auto", parameters, level=level)
+    variant = Variant(f, call, "auto", parameters, level=level)
     variant.reads.set_back()
     return _Collector(variant, call, parameters).run()
 

@@ -140,12 +140,13 @@ def test_without_a_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.warns(UserWarning, match="export: no linker") as warned:
         made = ad.export(ad.sin, X, path=tmp_path, triple="aarch64-linux")
     assert str(warned[0].message).startswith(
-        "export: no linker for aarch64-linux was found, so only the object file and the header of sin were written, and "
+        "export: no linker for aarch64-linux was found, so only the object file and the header of sin_function were "
+        "written, and "
         "no static library and no shared library.\n  Install it with: pip install '.[export]'"
     )
     assert (
         sorted(p.name for p in tmp_path.iterdir())
-        == ["sin.h", "sin.o"]
+        == ["sin_function.h", "sin_function.o"]
         == sorted(p.name for p in made.files.values())
     )
     for target, what in (("python", "a Python package"), ("wasm", "a WebAssembly module")):
