@@ -7,6 +7,7 @@ needs fewer: entries of one colour in a row are allowed if each can be read at i
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ __all__ = ["Colours", "column_colours", "split_colours", "star_colours"]
 Colours = Array  # the colour of each column or row, -1 for those that need none
 
 _TRIES = 512  # lattice colourings that are tried
-_SAMPLE = 500  # rows on which they are tried first
+_SAMPLES = (8, 500)  # numbers of rows on which they are tried first
 
 
 def column_colours(p: Any, shapes: Sequence[Sequence[int]] = ()) -> Colours:
@@ -92,14 +93,19 @@ def _lattice_colours(
         grids = [_lattice_colours(p, by_columns, [g], least, most) for g in _grids(p)]
         return next((g for g in grids if g is not None), None)
     dims = min(max((len(s) for s in shapes), default=0), 3)
+    places = _places(shapes, dims)
+    rows = np.linspace(0, p.shape[0] - 1, _SAMPLES[0]).astype(np.int64)
+    some = p[rows]
     choices = (
         (count, steps)
         for count in range(max(least, 1), most + 1)
         for steps in itertools.product(range(count), repeat=dims)
     )
     for count, steps in itertools.islice(choices, _TRIES if dims else 0):
-        colours = np.concatenate([_lattice(s, steps, count) for s in shapes])
-        if _is_free(p, colours):
+        if not _is_free(some, np.dot(steps, places[:, some.indices]) % count, count):
+            continue
+        colours = np.dot(steps, places) % count
+        if all(_is_free(each, colours[each.indices], count) for each in (p[: _SAMPLES[1]], p)):
             colours[np.diff(by_columns.indptr) == 0] = -1
             return colours
     return None
@@ -120,24 +126,23 @@ def _grids(p: Any) -> list[tuple[int, int]]:
     return found
 
 
-def _lattice(shape: Sequence[int], steps: Sequence[int], count: int) -> Colours:
-    total = np.zeros(shape, np.int64)
-    for axis, step in zip(range(len(shape)), steps, strict=False):
-        index = np.arange(shape[axis]) * step
-        total += index.reshape([-1 if k == axis else 1 for k in range(len(shape))])
-    return (total % count).reshape(-1)
+def _places(shapes: Sequence[Sequence[int]], dims: int) -> Array:
+    """Return the indices of all elements of arrays with these shapes, along the first ``dims`` axes."""
+    found = np.zeros((dims, sum(map(math.prod, shapes))), np.int64)
+    first = 0
+    for shape in shapes:
+        size = math.prod(shape)
+        for axis, index in enumerate(np.indices(shape).reshape(len(shape), size)[:dims]):
+            found[axis, first : first + size] = index
+        first += size
+    return found
 
 
-def _is_free(p: Any, colours: Colours) -> bool:
-    """Return whether no row of a pattern has two entries of one colour."""
-    for rows in (min(_SAMPLE, p.shape[0]), p.shape[0]):
-        counts = np.diff(p.indptr[: rows + 1])
-        ends = int(p.indptr[rows])
-        key = np.repeat(np.arange(rows), counts) * (_count(colours) + 1) + colours[p.indices[:ends]]
-        key.sort()
-        if (key[1:] == key[:-1]).any():
-            return False
-    return True
+def _is_free(p: Any, colours: Colours, count: int) -> bool:
+    """Return whether no row has two entries of one colour; each entry has one of ``count`` colours."""
+    key = np.repeat(np.arange(p.shape[0]) * count, np.diff(p.indptr)) + colours
+    key.sort()
+    return not (key[1:] == key[:-1]).any()
 
 
 def split_colours(p: Any, shapes: Sequence[Sequence[int]] = (), price: float = 1) -> tuple[Array, Colours]:
