@@ -99,11 +99,12 @@ def _derived(transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def core_make_vjp(fun: Callable[..., Any], x: Any) -> tuple[Callable[[Any], Any], Any]:
     """Return the function that maps gradients of the result to gradients of ``x``, and the result."""
     start = floats(x)
-    if type(start) not in _NUMBERS and not tree.leaves(x):
+    single = type(start) is float or type(start) in _NUMBERS
+    if not single and not tree.leaves(x):
         return (lambda g: x), fun(x)
     run, structures = _derived(record_call, "vjp", lambda v: floats(fun(v)), (start,), {}, (0,), False)
     y = returned(run.results()) if run.plain else run.results()
-    real = run.plain and type(start) in _NUMBERS and type(y) in _NUMBERS
+    real = run.plain and single and type(y) in _NUMBERS
     real = real and run.inputs[0].dtype.kind == run.outputs[0].dtype.kind == "f"
 
     def vjp(g: Any) -> Any:
