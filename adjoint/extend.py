@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adjoint import tree
-from adjoint.core.tensor import Tensor
+from adjoint.core.tensor import Tensor, differentiable
 from adjoint.core.values import varies
 from adjoint.errors import ArgumentError, NoGradientError
 from adjoint.hints import add_hints as _add_hints
@@ -57,7 +57,7 @@ class primitive:  # noqa: N801  a decorator that reads as a function
         if self.tangents and not self.rules:
             return self._forward(args, kwargs)
 
-        wanted = [any(isinstance(leaf, Tensor) for leaf in tree.leaves(a)) for a in args]
+        wanted = [any(map(_has_gradient, tree.leaves(a))) for a in args]
 
         def run(*given: Any) -> Any:
             return self.fun(*tree.map(_array, given), **kwargs)
@@ -126,6 +126,10 @@ class primitive:  # noqa: N801  a decorator that reads as a function
         if not np.iscomplexobj(args[i]) and np.iscomplexobj(found):
             return np.real(found)  # the gradient of a real argument is real
         return _conjugated(found)
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and differentiable(leaf._data.dtype)  # no booleans and integers
 
 
 def _conjugated(values: Any) -> Any:

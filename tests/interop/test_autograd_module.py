@@ -122,6 +122,17 @@ def test_primitives_get_arrays_that_they_may_write_into():
     assert autograd.grad(autograd.grad(lambda x: np.sum(doubled(x, 3.0) * x)))(1.0) == 12.0
 
 
+def test_booleans_and_integers_that_depend_on_a_tensor_need_no_rule():
+    @primitive
+    def cleared(x, where, i):
+        x[where] = 0.0
+        return x[i]
+
+    defvjp(cleared, lambda ans, x, where, i: lambda g: g * numpy.eye(3)[i] * ~where)
+    f = lambda x: cleared(x, x < 2.0, np.asarray(x).argmax()) ** 2
+    assert autograd.grad(f)(numpy.array([1.0, 3.0, 2.0])).tolist() == [0.0, 6.0, 0.0]
+
+
 def test_rules_of_forward_mode():
     @primitive
     def product(x, y):

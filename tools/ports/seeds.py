@@ -5,6 +5,9 @@ import random
 import numpy as np
 import pytest
 
+random.seed(42)  # tests may be made of random numbers, which are parts of their names
+np.random.seed(42)
+
 
 @pytest.fixture(autouse=True)
 def seeds_of_a_test() -> None:
