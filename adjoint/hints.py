@@ -159,7 +159,8 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
         if keyword in ABSENT_KEYWORDS:
             raise InputError(f"{name} has no argument {keyword}=: {ABSENT_KEYWORDS[keyword]}.") from None
     takes = [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_POSITIONAL]
-    raise InputError(f"{name} has no argument {unknown[0]}=.  It accepts {', '.join(takes)}.") from None
+    accepted = ", ".join(takes) or "no arguments"
+    raise InputError(f"{name} has no argument {unknown[0]}=.  It accepts {accepted}.") from None
 
 
 def _check_lengths(function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -18,12 +18,22 @@ __all__ = ["asked_by_numpy", "check_conversion", "check_polynomial"]
 
 
 def asked_by_numpy(frame: FrameType) -> bool:
-    """Return whether NumPy or SciPy, or a statement ``array[i] = x``, in ``frame`` converts a tensor."""
-    if frame.f_globals["__name__"] == "adjoint.hints" and frame.f_back is not None:
-        frame = frame.f_back  # of the function that calls the wrapped method
-    if library_of(frame) in ("numpy", "scipy"):
-        return True
+    """Return whether NumPy, SciPy or scikit-learn, or ``array[i] = x``, in ``frame`` converts a tensor."""
+    frame = _caller(frame)
+    if library_of(frame) in ("numpy", "scipy", "sklearn"):
+        return not in_assertion(frame)
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "STORE_SUBSCR"
+
+
+def in_assertion(frame: FrameType) -> bool:
+    """Return whether NumPy's or pytest's code for assertions is running in ``frame``: no numbers leave it."""
+    return str(_caller(frame).f_globals.get("__name__")).startswith(("numpy.testing.", "_pytest."))
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """Return the frame that called a method, whose wrapper may be running in ``frame``."""
+    back = frame.f_back
+    return back if back is not None and frame.f_globals["__name__"] == "adjoint.hints" else frame
 
 
 def check_conversion(t: Any, target: str, instead: str) -> None:
@@ -67,6 +77,9 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
     )
 
 
+_BETWEEN = frozenset(("adjoint.interop.protocols", "adjoint.core.node"))  # eager paths are made in core.node
+
+
 def check_polynomial(frame: FrameType, args: tuple[Any, ...]) -> None:
     """Raise if ``numpy.polynomial`` evaluates an array of several polynomials at a tensor.
 
@@ -74,7 +87,7 @@ def check_polynomial(frame: FrameType, args: tuple[Any, ...]) -> None:
     ndarray, so each of its elements would be combined with one polynomial instead of all.  ``frame`` is the
     frame that calls the op, directly or through a ufunc.
     """
-    if frame.f_globals.get("__name__") == "adjoint.interop.protocols" and frame.f_back is not None:
+    while frame.f_globals.get("__name__") in _BETWEEN and frame.f_back is not None:
         frame = frame.f_back
     module = str(frame.f_globals.get("__name__"))
     if not module.startswith("numpy.polynomial.") or not frame.f_locals.get("tensor", True):

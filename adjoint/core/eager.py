@@ -12,6 +12,7 @@ import functools
 import operator
 import textwrap
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from adjoint.core.user_code import BAD_REGISTRY, REPORTED, USUAL, modes, reporte
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 from adjoint.tracebacks import hide
 
-__all__ = ["UFUNCS", "eager_of"]
+__all__ = ["UFUNCS", "eager_of", "with_careful_path"]
 
 Eager = Callable[..., Any]
 NO_PARAMS: dict[str, Any] = {}
@@ -356,6 +357,12 @@ def eager_of(op: Op) -> Eager:
     forward = UFUNCS.get(op.forward, op.forward)
     python = (getattr(forward, "__module__", None) or "").startswith("adjoint.")
     return _path(arity, bool(op.params), op.costly, python)(op, forward, saved, *numbers)
+
+
+def with_careful_path(eager: Any, path: Callable[..., Any]) -> Any:
+    """Return an eager function of a fast path whose calls of ``careful`` go to ``path``."""
+    names = {**eager.__globals__, "careful": path}
+    return FunctionType(eager.__code__, names, eager.__name__, eager.__defaults__, eager.__closure__)
 
 
 def general(op: Op) -> Eager:

@@ -10,12 +10,12 @@ from numpy import ndarray
 
 from adjoint.config import special, transform
 from adjoint.context import observer, reading
-from adjoint.core.conversion import asked_by_numpy, check_conversion
+from adjoint.core.conversion import asked_by_numpy, check_conversion, in_assertion
 from adjoint.core.lifted import Unknown, enclosing, refusal, tracing
 from adjoint.core.methods import Methods
 from adjoint.core.node import LEAF
 from adjoint.core.user_code import same_in_adjoint, user_line
-from adjoint.errors import ArgumentError, InputError, ShapeError
+from adjoint.errors import AbsentNameError, ArgumentError, InputError, LostHistoryError, ShapeError
 
 __all__ = ["Readable", "concrete", "note_reading", "read_only"]
 
@@ -71,6 +71,31 @@ class Readable(Methods):
         return self.numpy().strides
 
     @property
+    def base(self) -> None:
+        """None, as of arrays that own their memory: a write into one tensor never changes another."""
+        return None
+
+    @property
+    def ctypes(self) -> Any:
+        """The address and form of the memory for ctypes, as NumPy's; the memory must not be written to."""
+        return self._memory("ctypes").ctypes
+
+    @property
+    def data(self) -> memoryview:
+        """The memory as a read-only buffer."""
+        return self._memory("data").data
+
+    def _memory(self, name: str) -> ndarray[Any, Any]:
+        try:
+            check_conversion(self, f"x.{name}", "")
+        except LostHistoryError:
+            raise AbsentNameError(
+                f"a tensor that requires grad has no {name!r}.  Use x.numpy() to read; x.copy_(v), x[i] = v "
+                "or x -= v under ad.no_grad() to write."
+            ) from None
+        return self.numpy()
+
+    @property
     def device(self) -> str:
         """The device of the elements: always "cpu"."""
         return "cpu"
@@ -96,12 +121,13 @@ class Readable(Methods):
         return read_only(data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
-        check_conversion(
-            self,
-            "a NumPy array",
-            "Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, "
-            "ad.special, adjoint.scipy, and ad.random for random numbers.",
-        )
+        if not in_assertion(sys._getframe(1)):
+            check_conversion(
+                self,
+                "a NumPy array",
+                "Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, "
+                "ad.special, adjoint.scipy, and ad.random for random numbers.",
+            )
         data = read_only(
             concrete(
                 self,

@@ -7,6 +7,7 @@ Plain tensors and Python numbers take the fast paths in ``core/eager.py``.  All 
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from adjoint.core.op import OPS, Op
 from adjoint.core.tensor import Tensor, Traced, differentiable, note_reading, note_view, wrap
 from adjoint.core.user_code import reported, user_line
 from adjoint.core.values import tracked
-from adjoint.errors import AdjointError, ArgumentError, InputError, RuleError
+from adjoint.errors import AdjointError, ArgumentError, DTypeError, InputError, RuleError
 from adjoint.threads.spread import COSTLY_SIZE, function_in_pieces
 
 __all__ = [
@@ -224,11 +225,22 @@ def values_of(args: Sequence[Any]) -> list[Any]:
 # The careful path ----------------------------------------------------------------------------
 
 
+# Functions of an op's name and two arguments that no array can be made of: they return the result or
+# NotImplemented
+OTHERS: list[Callable[[str, Any, Any], Any]] = []
+
+
 def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """Run an op with any arguments and in any mode, record it if needed, and return its results."""
     if len(args) == 2 and "numpy.polynomial" in sys.modules:
         check_polynomial(sys._getframe(2), args)
-    operands = tuple([coerce(op, a) for a in args])
+    try:
+        operands = tuple([coerce(op, a) for a in args])
+    except DTypeError:
+        for other in OTHERS if len(args) == 2 else ():
+            if (found := other(op.name, *args)) is not NotImplemented:
+                return found
+        raise
     if special.count:
         note_reading(*operands)
         if (watcher := observer.get()) is not None:
@@ -378,6 +390,18 @@ def coerce(op: Op, a: Any) -> Any:
     # copy the user's array if backward reads it or the output may share its memory
     keeps = op.kind != "elementwise" or any(op.saves_args)
     return wrap(array.copy() if keeps else array)
+
+
+def repeat_or_multiply(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    """Repeat a list, tuple or text as Python does if the other factor is an integer tensor without axes.
+
+    This is the careful path of the operator ``*``, but not of ``ad.multiply``.
+    """
+    for a, n in (args, args[::-1]):
+        whole = isinstance(n, Tensor) and n.dtype.kind in "iu" and not n.ndim
+        if whole and isinstance(a, (list, tuple, str, bytes)):
+            return a * operator.index(n)
+    return careful(op, args, params)
 
 
 def constant(array: ndarray[Any, Any], copies: bool, args: tuple[Any, Any]) -> Tensor:

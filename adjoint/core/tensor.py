@@ -24,7 +24,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.node import LEAF, Handle, HookList, Node, attaching
 from adjoint.core.readable import Readable, concrete, note_reading, read_only
 from adjoint.core.user_code import warn
-from adjoint.errors import DTypeError, InputError, NoGradientError, ShapeError
+from adjoint.errors import ArgumentError, DTypeError, InputError, NoGradientError, ShapeError
 from adjoint.hints import Hinted
 from adjoint.tracebacks import door
 
@@ -240,8 +240,21 @@ class Tensor(Readable, metaclass=Hinted):
         """Return a copy with its own memory; gradients flow through it."""
         return rec.copy(self)
 
-    def copy(self) -> Tensor:
-        """Return a copy with its own memory; NumPy's name of ``clone``."""
+    def copy(self, order: str = "C") -> Tensor:
+        """Return a copy with its own memory; NumPy's name of ``clone``.
+
+        Parameters
+        ----------
+        order : {"C", "F", "A", "K"}
+            Accepted for NumPy's programs; the memory of tensors is in C order.
+
+        Returns
+        -------
+        Tensor
+            The copy.
+        """
+        if order not in ("C", "F", "A", "K"):
+            raise ArgumentError(f"copy: order must be 'C', 'F', 'A' or 'K', not {order!r}.")
         return rec.copy(self)
 
     def retain_grad(self) -> Tensor:

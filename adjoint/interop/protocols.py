@@ -18,6 +18,7 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.define import UFUNCS
 from adjoint.core.methods import attach
+from adjoint.core.record import OTHERS
 from adjoint.core.tensor import Tensor
 from adjoint.core.user_code import library_of
 from adjoint.errors import InputError
@@ -88,6 +89,16 @@ def check_filter(func: Any, frame: FrameType, args: Any) -> None:
         for x in args:
             if isinstance(x, Tensor):
                 check_conversion(x, "a NumPy array", "Use adjoint.scipy.signal.lfilter, which takes tensors.")
+
+
+def _with_sparse(op: str, x: Any, y: Any) -> Any:
+    """Return the result of an operator if one argument is a sparse matrix, or NotImplemented."""
+    if not hasattr(x, "tocsr") and not hasattr(y, "tocsr"):
+        return NotImplemented
+    return importlib.import_module("adjoint.scipy.sparse.arrays").operation(op, x, y)
+
+
+OTHERS.append(_with_sparse)
 
 
 def _html(self: Tensor) -> Any:

@@ -20,6 +20,7 @@ from adjoint.core.shapes import (
     canonical_axes,
     canonical_axis,
     canonical_shape,
+    listed,
     same_rank_axes,
     whole_number,
     without_gradient,
@@ -173,6 +174,7 @@ def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
     x = asarray(x)
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)
+    axis, shift = listed(axis), listed(shift)
     axes = tuple(
         canonical_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
     )

@@ -405,10 +405,12 @@ def _split(op: str, x: Any, sections: Any, axis: int, equal: bool = True) -> lis
     x = asarray(x)
     where = canonical_axis(op, axis, x.ndim)
     n = x.shape[where]
-    if isinstance(sections, (list, tuple, np.ndarray, Tensor)):
+    if isinstance(sections, (list, tuple)) or getattr(sections, "ndim", 0) > 0:
         return _cut(x, where, [_bounded(op, c, n) for c in sections])
     try:
-        parts = operator.index(sections)
+        number = sections.item() if hasattr(sections, "item") else sections
+        whole = isinstance(number, float) and number.is_integer()  # NumPy takes whole floats
+        parts = operator.index(int(number) if whole else sections)
     except TypeError:
         raise InputError(
             f"{op}: pass the number of parts, or a list of the indices at which to split, not {sections!r}."

@@ -392,6 +392,7 @@ def expand_dims(x: ArrayLike, axis: Axis = 0) -> Tensor:
     (2, 1, 3)
     """
     x = asarray(x)
+    axis = listed(axis)
     several = axis if isinstance(axis, (tuple, list)) else (axis,)
     ndim = x.ndim + len(several)
     at = {a + ndim for a in canonical_axes("expand_dims", tuple(several), ndim)}

@@ -139,7 +139,7 @@ def test_mistakes():
         L.cg(SPD, B, maxiter=1)
     for matrix in (A, S.csr_array(A)):
         with pytest.raises(DTypeError, match="Write a sparse matrix on the left"):
-            ad.tensor(B) @ matrix
+            ad.maximum(ad.tensor(B), matrix)
     with pytest.raises(InputError, match="two sparse matrices"):
         S.csr_array(A) @ A
     with pytest.raises(ShapeError, match="outside of the shape"):

@@ -252,6 +252,28 @@ def _values(other: Any) -> Any:
     return other
 
 
+def operation(op: str, x: Any, y: Any) -> Any:
+    """Return the result of an operator between a tensor and a sparse matrix, or NotImplemented.
+
+    ``op`` is the name of the op.  As in SciPy, a sum with a dense matrix is dense, and ``*`` is the matrix
+    product of matrices that are no arrays.
+    """
+    sparse, dense = (x, y) if hasattr(x, "tocsr") else (y, x)
+    if hasattr(dense, "tocsr"):
+        return NotImplemented
+    a = as_sparse(sparse)
+    if op == "multiply" and dense.ndim and isinstance(sparse, scipy_module("sparse").spmatrix):
+        op = "matmul"
+    if op == "matmul":
+        return a @ dense if sparse is x else a.__rmatmul__(dense)
+    if op == "multiply":
+        return a.multiply(dense) if dense.ndim else a * dense
+    if op in ("add", "subtract"):
+        pair = (a.toarray(), dense) if sparse is x else (dense, a.toarray())
+        return getattr(rec, op)(*pair)
+    return NotImplemented
+
+
 def as_sparse(a: Any) -> SparseArray:
     """Return a ``SparseArray`` from a SciPy matrix, or from the nonzero elements of a dense matrix."""
     if isinstance(a, SparseArray):
