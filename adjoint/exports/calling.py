@@ -22,6 +22,7 @@ from adjoint.exports.draws import emit_draw
 from adjoint.exports.plan import HEADER, Layout, LibraryPlan, Loop, aligned, place_loops
 from adjoint.exports.restore import GENERATOR
 from adjoint.exports.runtime import copy
+from adjoint.exports.texts import constant
 
 __all__ = [
     "BAD_POINTER",
@@ -30,19 +31,12 @@ __all__ = [
     "Calling",
     "Kernels",
     "nonzero_end",
-    "quoted",
     "state_values",
 ]
 
 CHECKS = 16  # the first return code of a failed check
 BAD_POINTER, BAD_STATE = 1, 2
 _WORDS = sum(GENERATOR.values())
-
-
-def quoted(data: bytes) -> str:
-    """Return a constant of LLVM with these bytes."""
-    text = data.hex(" ").upper().replace(" ", "\\")
-    return f'[{len(data)} x i8] c"{chr(92) if data else ""}{text}"'
 
 
 class Kernels:
@@ -107,14 +101,6 @@ class Frame:
             w.declare(f"void @{name}(ptr, i64, i64, i64, i64)")
             for chunk, bounds in enumerate(pairwise(cuts_of(kernel, 1))):
                 w.run(name, self.table, *[w.value(n) for n in (*bounds, chunk, 0)])
-
-
-def constant(w: Code, array: Any) -> Value:
-    """Return the address of a constant array."""
-    data = np.ascontiguousarray(array).tobytes()
-    name = f"constant_{hashlib.sha256(data).hexdigest()[:16]}"
-    w.unit.definitions[name] = f"@{name} = internal constant {quoted(data)}, align 64"
-    return Value(f"@{name}", "ptr")
 
 
 class Calling:

@@ -1,7 +1,4 @@
-"""Random draws without Python, with the bits of NumPy's Philox generator.
-
-The state of a generator is 13 words; see ``restore.GENERATOR``.
-"""
+"""Random draws without Python, with the bits of NumPy's generator Philox."""
 
 from __future__ import annotations
 
@@ -10,16 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.emit.code import Code, native
+from adjoint.compiler.emit.code import Code
 from adjoint.compiler.emit.values import Value, element_of
+from adjoint.exports.philox import uniform
+from adjoint.exports.ziggurat import KINDS, ZIGGURATS
 from adjoint.random import Generator
 
 __all__ = ["Draw", "check_draw", "emit_draw"]
-
-_COUNTER, _KEY, _BUFFER, _PLACE, _HAS, _HALF = 0, 4, 6, 10, 11, 12
-_FACTORS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
-_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
-_ROUNDS = 10
 
 
 @dataclass
@@ -31,83 +25,24 @@ class Draw:
     dtype: Any
     drawn: Any
     p: float | None
+    kind: str
 
 
 def check_draw(form: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Draw | None, str]:
     """Return the draw that ``made_by_host`` described by ``form``; or None, and what is wrong."""
     kind, generator, *rest = form or ("a random draw", None)
-    if kind not in ("random", "mask"):
-        return None, f"draws of {kind} have no native form; use random() or dropout"
+    if kind not in ("random", "mask", *KINDS):
+        return (
+            None,
+            f"{kind} has no native form; uniform, normal and exponential noise and dropout have one",
+        )
     if not isinstance(generator, Generator):
         what = f"{type(generator).__module__.partition('.')[0]}.{type(generator).__name__}"
         return None, f"the generator is {what}; use ad.random.default_rng(seed), whose bits need no Python"
     drawn = np.dtype(rest[0])
     if drawn.itemsize < 4 or dtype.itemsize < 4:
         return None, f"random numbers of {dtype} have no native form"
-    return Draw(generator, shape, dtype, drawn, rest[1] if kind == "mask" else None), ""
-
-
-def _signed(n: int) -> int:
-    return n - (1 << 64) if n >> 63 else n
-
-
-@native("i64", a="i64", b="i64")
-def high_product(w: Code, a: Value, b: Value) -> Value:
-    """Return the upper 64 bits of the product of two unsigned integers."""
-    mask = (1 << 32) - 1
-    a0, a1 = w.bits("and", a, mask), w.bits("lshr", a, 32)
-    b0, b1 = w.bits("and", b, mask), w.bits("lshr", b, 32)
-    middle = w.add(w.bits("lshr", w.mul(a0, b0), 32), w.mul(a1, b0))
-    other = w.add(w.bits("and", middle, mask), w.mul(a0, b1))
-    return w.add(w.mul(a1, b1), w.add(w.bits("lshr", middle, 32), w.bits("lshr", other, 32)))
-
-
-@native()
-def next_block(w: Code, state: Value) -> None:
-    """Increment the counter, and fill the buffer with four random words."""
-    w.set_word(state, _COUNTER, w.add(w.word(state, _COUNTER), 1))
-    carry = w.same(w.word(state, _COUNTER), 0)
-    for k in range(1, 4):
-        word = w.add(w.word(state, _COUNTER + k), w.convert(carry, "i64", signed=False))
-        w.set_word(state, _COUNTER + k, word)
-        carry = w.all(carry, w.same(word, 0))
-    x = [w.word(state, _COUNTER + k) for k in range(4)]
-    key = [w.word(state, _KEY + k) for k in range(2)]
-    for k in range(_ROUNDS):
-        if k:
-            key = [w.add(a, _signed(step)) for a, step in zip(key, _STEPS, strict=True)]
-        factors = [w.value(_signed(f)) for f in _FACTORS]
-        high = [high_product(w, f, x[2 * i]) for i, f in enumerate(factors)]
-        low = [w.mul(f, x[2 * i]) for i, f in enumerate(factors)]
-        first = w.bits("xor", w.bits("xor", high[1], x[1]), key[0])
-        third = w.bits("xor", w.bits("xor", high[0], x[3]), key[1])
-        x = [first, low[1], third, low[0]]
-    for k in range(4):
-        w.set_word(state, _BUFFER + k, x[k])
-
-
-@native("i64")
-def next_word(w: Code, state: Value) -> Value:
-    """Return the next 64 random bits."""
-    place = w.word(state, _PLACE)
-    with w.when(w.compare("slt", place, 4)):
-        w.set_word(state, _PLACE, w.add(place, 1))
-        w.give(w.word(state, w.add(place, _BUFFER)))
-    next_block(w, state)
-    w.set_word(state, _PLACE, 1)
-    return w.word(state, _BUFFER)
-
-
-@native("i64")
-def next_half(w: Code, state: Value) -> Value:
-    """Return the next 32 random bits."""
-    with w.unless(w.same(w.word(state, _HAS), 0)):
-        w.set_word(state, _HAS, 0)
-        w.give(w.word(state, _HALF))
-    both = next_word(w, state)
-    w.set_word(state, _HAS, 1)
-    w.set_word(state, _HALF, w.bits("lshr", both, 32))
-    return w.bits("and", both, (1 << 32) - 1)
+    return Draw(generator, shape, dtype, drawn, rest[1] if kind == "mask" else None, kind), ""
 
 
 def emit_draw(w: Code, draw: Draw, state: Value, to: Value) -> None:
@@ -118,10 +53,7 @@ def emit_draw(w: Code, draw: Draw, state: Value, to: Value) -> None:
             w.store(w.const(0.0, made), w.at(to, made, i))
         return
     with w.count(int(np.prod(draw.shape))) as i:
-        if drawn == "double":
-            u = w.mul(w.convert(w.bits("lshr", next_word(w, state), 11), "double"), 2.0**-53)
-        else:
-            u = w.mul(w.convert(w.bits("lshr", next_half(w, state), 8), "float"), 2.0**-24)
+        u = ZIGGURATS[draw.kind, drawn](w, state) if draw.kind in KINDS else uniform(w, state, drawn)
         if draw.p is not None:
             kept = np.asarray(1 / (1 - draw.p), draw.dtype)
             u = w.select(w.compare("oge", u, draw.p), w.const(kept, made), w.const(0.0, made))

@@ -14,11 +14,11 @@ from adjoint.exports.calling import (
     CHECKS,
     Calling,
     nonzero_end,
-    quoted,
     state_values,
 )  # fmt: skip
 from adjoint.exports.plan import HEADER
 from adjoint.exports.runtime import copy, fill
+from adjoint.exports.texts import quoted
 
 __all__ = ["SavedForm", "check_text", "define_interface", "error_texts"]
 

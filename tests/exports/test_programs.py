@@ -128,9 +128,11 @@ def random_numbers() -> Case:
     def f(x: Any) -> Any:
         a, b = first.random((3, 5), dtype=np.float32), second.random(3)
         c = first.random(7, dtype=np.float32)
+        d, e = second.normal(a.sum(), 2.0, size=9), first.normal(size=4, dtype=np.float32)
+        g = second.gumbel(size=5) + second.standard_normal(5) + first.categorical([0.1, 0.5, 0.9], 5)
         keep = nn.functional.dropout2d(x, 0.5, rng=second)
         loss = lambda z: ad.checkpoint(lambda z: (nn.functional.dropout(z, 0.3, rng=first) ** 2).sum(), z)
-        return a, b, c, keep, first.bernoulli(b), ad.grad(loss)(x)
+        return a, b, c, d, e, g, keep, first.bernoulli(b), ad.grad(loss)(x)
 
     return Case("draws", f, [(R.normal(size=(2, 3, 2, 2)),) for _ in range(4)])
 
@@ -176,3 +178,22 @@ def test_not_inside_of_a_trace(tmp_path: Path) -> None:
     f = ad.compile(lambda x: ad.export(ad.sin, np.ones(2), path=tmp_path) and x)
     with pytest.raises(ad.errors.TransformError, match=r"ad\.export cannot be used inside ad\.compile"):
         f(np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(k, d) for k in ("standard_normal", "exponential") for d in "df"]
+)
+def test_many_draws(kind: str, dtype: str, tmp_path: Path) -> None:
+    """NumPy's draws: all bits of float64 draws here, and all but few in the tails of float32 draws."""
+    from test_contract import linked
+
+    sides = [ad.random.default_rng(5) for _ in range(2)]
+    draw = lambda g: getattr(g, kind)(size=50_000, dtype=np.dtype(dtype))
+    c, found = linked(ad.export(lambda: draw(sides[0]), path=tmp_path, name="f")), np.empty(50_000, dtype)
+    state = c.state()
+    for _ in range(2):
+        assert c.call(state, [], [found]) == 0
+        wanted = draw(sides[1]).numpy()
+        differ = found != wanted
+        assert differ.sum() <= 2
+        np.testing.assert_allclose(found, wanted, rtol=1e-6 if dtype == "f" else 1e-15)
