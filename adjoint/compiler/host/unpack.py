@@ -40,7 +40,8 @@ def _is_identical(value: Any) -> bool:
 def _has_fields(s: tree.Structure) -> bool:
     """Return whether this is the structure of a dataclass without static or missing fields."""
     kind: Any = s.kind
-    if not dataclasses.is_dataclass(kind) or issubclass(kind, _CONTAINERS) or tree.is_registered(kind):
+    known = dataclasses.is_dataclass(kind)
+    if not known or issubclass(kind, _CONTAINERS) or tree.is_registered(kind):
         return False
     return s.rest == {} and s.names == tuple([f".{f.name}" for f in dataclasses.fields(kind)])
 
