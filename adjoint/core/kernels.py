@@ -31,6 +31,9 @@ Builder = Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], "Kernel 
 # Has a function that imports the compiler and returns its builder.  The package sets it.
 provider: list[Callable[[], Builder]] = []
 
+# The types of arguments: arrays, several gradients, what was not saved, and numbers in place of arrays.
+_FORMS = frozenset((np.ndarray, tuple, list, Spec, int, type(None)))
+
 _known: dict[Any, Kernel | None] = {}
 _lock = held_across_fork(threading.RLock())
 _MISSING = object()
@@ -77,6 +80,8 @@ def _computed(function: Callable[..., Any], args: Sequence[Any], params: dict[st
     """Return the result of the kernel of ``function`` for the arguments; NotImplemented if it has none."""
     arrays: list[Any] = []
     key = function, cpu_level.get(), _key(args, arrays), _key(params.values(), arrays)
+    if not all(type(a) in _FORMS for a in args):  # a NumPy scalar would become a constant of the kernel
+        return NotImplemented
     try:
         kernel = _known.get(key, _MISSING)
     except TypeError:  # a parameter that cannot be hashed

@@ -18,6 +18,8 @@ from adjoint.core.native import NotNative
 
 __all__ = ["single"]
 
+SPARE = 1 << 22  # bytes that a kernel may use in addition to as many as its arguments and results have
+
 
 class _Single(Schedule):
     """The kernels of a function of arrays with given shapes and dtypes, and its results as indices."""
@@ -35,6 +37,8 @@ class _Single(Schedule):
         entry = self.entry_of([(k, v.dtype, v.shape) for k, v in enumerate(views)], len(views))
         if entry is None:
             raise NotNative("a part of the function calls NumPy")
+        if self.memory.size > SPARE + sum(v.node.nbytes for v in (*views, *outs)):
+            raise NotNative("NumPy, which computes in blocks, needs less memory")
         self.entry = entry
         self.places = [self.made[v.node.id] for v in self.results]
 
