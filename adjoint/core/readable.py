@@ -120,6 +120,11 @@ class Readable(Methods):
             return data.copy()
         return read_only(data)
 
+    @property
+    def _value(self) -> Any:
+        """The array or the number, which is writable; programs of autograd print and store it."""
+        return self.numpy(copy=True)[()]
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
         if not in_assertion(sys._getframe(1)):
             check_conversion(

@@ -245,6 +245,13 @@ def test_functions_that_autograd_does_not_trace_return_arrays():
     assert np.logical_and.reduce([True, False]) == numpy.False_ and np.floor(x).tolist() == [2.0, 3.0]
 
 
+def test_the_value_of_a_recorded_tensor():
+    kept = []
+    assert autograd.grad(lambda x: kept.append((x**2)._value) or x**2)(3.0) == 6.0
+    assert kept == [9.0] and type(kept[0]) is numpy.float64
+    assert ad.tensor([1.0], requires_grad=True)._value.flags.writeable
+
+
 def test_helpers():
     assert subvals((1, 2), [(1, 5)]) == (1, 5) and subval([1, 2], 0, 7) == (7, 2) and func(len) is len
 

@@ -48,11 +48,10 @@ LIBRARIES = {
     ),
     # the other backends, and the configuration of the tests, need TensorFlow
     "pymanopt": Library(
-        "optimisation on manifolds", ["matplotlib"], ["tests"], options=[
+        "optimisation on manifolds", ["pymanopt==2.2.1"], ["tests"], options=[
             "--noconftest", "--ignore=tests/backends", "--ignore=tests/test_examples.py",
             "--ignore=tests/test_problem.py",
         ],
-        environment={"PYTHONPATH": "src"},
     ),
     "ssm": Library(
         "state-space models", ["numba", "scikit-learn", "tqdm", "cython", "matplotlib", "seaborn"], ["tests"],
