@@ -160,6 +160,52 @@ def test_results_are_differentiated_outside() -> None:
     np.testing.assert_allclose(w.grad.numpy(), wanted.numpy(), rtol=1e-12)
 
 
+def test_arrays_give_arrays() -> None:
+    f = on_opencl(lambda x, r: {"y": x * r, "z": (x.sum(), 3)})
+    x = np.arange(3, dtype="f4")
+    for r in (1.0, 2.0):
+        found = f(x, r)
+        assert type(found["y"]) is np.ndarray and type(found["z"][0]) is np.float32 and found["z"][1] == 3
+        np.testing.assert_array_equal(found["y"], x * np.float32(r))
+
+
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "step": lambda net, params: net.opt.step(),
+    "clip": lambda net, params: ad.clip_grad_norm(params, 0.1),
+    "clip value": lambda net, params: ad.clip_grad_value(params, 0.1),
+    "norm": lambda net, params: ad.global_norm([p.grad for p in params]),
+    "backward again": lambda net, params: (net.layer(net.x) ** 2).mean().backward(),
+    "zero": lambda net, params: [p.grad.zero_() if hasattr(p.grad, "zero_") else None for p in params],
+    "tape": lambda net, params: ad.backward((net.layer(net.x) ** 2).mean()),
+    "state": lambda net, params: net.layer.state_dict(),
+    "native": lambda net, params: net.apart(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_gradients_that_are_on_a_device_are_used_by_eager_code(use: str) -> None:
+    """The same numbers as with gradients that are on the CPU."""
+    found = []
+    for device in ("cpu", "opencl"):
+        net: Any = Net("SGD")
+        params = list(net.layer.parameters())
+
+        def gradients(x: Any, net: Any = net) -> Any:
+            net.opt.zero_grad()
+            (net.layer(x) ** 2).mean().backward()
+
+        net.apart = ad.compile(lambda net=net: net.opt.step(), backend="native")
+        ad.compile(gradients, device=device)(net.x)
+        assert (params[0].grad.device == "cpu") == (device == "cpu")
+        result = USES[use](net, params)
+        values = (
+            result.values() if isinstance(result, dict) else [result] if isinstance(result, ad.Tensor) else []
+        )
+        found.append([*values, *params, *(p.grad for p in params)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(np.asarray(a.detach()), np.asarray(b.detach()), rtol=1e-5, atol=1e-7)
+
+
 def test_random_numbers_are_those_of_the_cpu() -> None:
     def make(device: str) -> Any:
         rng = ad.random.default_rng(3)

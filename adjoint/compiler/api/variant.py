@@ -257,11 +257,14 @@ class Variant:
         on_device = self.target.build(self.program, self.trace, len(self.moves), self.name)
         self.built = on_device
 
-        def fetched(*moving: Any) -> list[Any]:
-            return [self.wrap(r)._data for r in on_device(*moving)]
+        def execute(*moving: Any) -> list[Any]:
+            found: list[Any] = on_device(*moving)
+            if self.recorder is None and not self.plain:
+                return found
+            # results for arguments that are arrays are arrays; a recorded call keeps arrays for its backward
+            return [self.wrap(r)._data for r in found]
 
-        # a recorded call keeps arrays for its backward, which runs on the CPU
-        self.execute = on_device if self.recorder is None else fetched
+        self.execute = execute
 
     def _compiled(self) -> tuple[native.Native | None, Exception | None]:
         """Return the native program, None if it would not be faster, and the error if the build fails."""
