@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from adjoint.compiler.emit.nest import Place
 from adjoint.compiler.emit.values import Value, element_of
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.schedule.fuse import FULL, Fusion
-from adjoint.targets.body import Body, Launch
+from adjoint.targets.body import Body, Launch, at
 from adjoint.targets.dialect import OpenCL
 from adjoint.targets.loop import loop_kernel
 
 __all__ = ["collect", "copy", "place_kernels", "scatter_kernels"]
+
+_MOST = 32  # pieces that one kernel copies
+_Region = tuple[int, list[tuple[int, int, int, bool]]]
 
 
 def place_kernels(d: OpenCL, graph: Dataflow, node: Primitive, skip: frozenset[int]) -> list[Launch]:
@@ -20,15 +25,67 @@ def place_kernels(d: OpenCL, graph: Dataflow, node: Primitive, skip: frozenset[i
     """
     fill, where = node.params
     first = len(where) - len(node.value) if node.tiled else 0
+    pieces = [k for k in range(first, len(where)) if k not in skip]
+    regions = [_region(*where[k]) for k in pieces]
+    if 1 < len(pieces) + (fill is not None) <= _MOST and None not in regions:
+        return [_assembled(d, node, fill, [(k, r) for k, r in zip(pieces, regions, strict=True) if r])]
     found = []
     if fill is not None:
         value = graph.broadcast(graph.constant(fill, node.dtype), (node.size,))
         found.append(copy(d, graph, node, value, (1,), 0))
-    for k, (a, (shape, strides, offset)) in enumerate(zip(node.args, where, strict=True)):
-        if k not in skip and k >= first:
-            view = View(graph, a.node, shape, a.strides, a.offset)
-            found.append(copy(d, graph, node, view, strides, offset))
+    for k in pieces:
+        a, (shape, strides, offset) = node.args[k], where[k]
+        view = View(graph, a.node, shape, a.strides, a.offset)
+        found.append(copy(d, graph, node, view, strides, offset))
     return found
+
+
+def _region(shape: Sequence[int], strides: Sequence[int], offset: int) -> _Region | None:
+    """Return how to find the index of an element of a piece from its position in the array.
+
+    It is the first position, and for each axis in the order of strides (length, stride, axis, whether it is
+    reversed).  None if a position does not determine the index by divisions.
+    """
+    axes = []
+    for k, (n, s) in enumerate(zip(shape, strides, strict=True)):
+        if n > 1:
+            axes.append((n, abs(s), k, s < 0))
+            offset += min(0, s * (n - 1))
+    axes.sort(key=lambda axis: -axis[1])
+    inside = [sum((n - 1) * s for n, s, *_ in axes[k + 1 :]) for k in range(len(axes))]
+    nested = all(low < s for low, (_, s, *_) in zip(inside, axes, strict=True))
+    return (offset, axes) if nested else None
+
+
+def _assembled(d: OpenCL, node: Primitive, fill: object, pieces: Sequence[tuple[int, _Region]]) -> Launch:
+    """Return the kernel of an array whose threads find the last piece that has their element."""
+    group = Fusion(0, "place", node.shape)
+    group.add(node, FULL)
+    b, kind = Body(d, group), element_of(node.dtype)
+    b.line(d.index("item", "GID(0)"))
+    b.line(f"if (item < {node.size}) {{")
+    b.w.variable("value", b.w.const(0 if fill is None else fill, kind))
+    b.w.variable("there", b.w.const(fill is not None, "i1"))
+    for k, (offset, axes) in pieces:
+        a, shape = node.args[k], node.params[1][k][0]
+        rest = b.w.fresh("rest")
+        b.line(f"int {rest} = item - {offset};")
+        b.line(f"if ({rest} >= 0) {{")
+        index, tests = ["0"] * len(shape), []
+        for n, stride, axis, backwards in axes:
+            name = b.w.fresh("q")
+            b.line(d.index(name, f"{rest} / {stride}"))
+            b.line(f"{rest} -= {name} * {stride};")
+            tests.append(f"{name} < {n}")
+            index[axis] = f"({n - 1} - {name})" if backwards else name
+        b.line(f"if ({' && '.join([*tests, f'{rest} == 0'])}) {{")
+        b.line(f"value = {b.load(a.node, a.offset, at(a.strides, index)).text};")
+        b.line("there = true;")
+        b.line("}}")
+    b.line("if (there) {")
+    b.store(node, 0, "item", Value("value", kind))
+    b.line("}}")
+    return b.launch((-(-node.size // d.flat),), (d.flat,))
 
 
 def copy(

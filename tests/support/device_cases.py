@@ -78,6 +78,15 @@ def is_native_on_cpu(f: Any, given: Any) -> bool:
         return not Lowered(compiled._shown(tuple(given), {}).program).reasons
 
 
+def missing_ops() -> list[str]:
+    """Return the ops of which no real case has a native form in float32 or float64."""
+    found: dict[str, bool] = {}
+    for case in real_cases():
+        if not found.get(case.op):
+            found[case.op] = any(is_native_on_cpu(*forward_of(case, dtype)) for dtype in ("f4", "f8"))
+    return sorted(op for op, native in found.items() if not native)
+
+
 def check(found: Any, wanted: Any, units: float) -> None:
     """Compare results; ``units`` are in the last place of the largest number."""
     for x, y in zip(tree.leaves(found), tree.leaves(wanted), strict=True):

@@ -6,6 +6,8 @@ The tests take every thirtieth case; the soak test takes all.
 from __future__ import annotations
 
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from device_cases import (
     everything,
     forward_of,
     is_native_on_cpu,
+    missing_ops,
     operands,
     real_cases,
     smooth_cases,
@@ -105,3 +108,9 @@ def test_random_steps(seed: int) -> None:
             assert_close(found, wanted, tolerance)
     except DeviceError as error:
         pytest.skip(str(error))  # the step has an op without a native form
+
+
+def test_the_page_lists_all_ops_without_a_native_form() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`(\w+)`", page.partition("<!-- missing ops -->")[2].partition("<!-- end -->")[0])
+    assert listed == missing_ops()
