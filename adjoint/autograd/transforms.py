@@ -213,16 +213,22 @@ def jacobian(fun: Any, x: Any) -> Any:
     pull, y = core_make_vjp(as_array, x)
     if np.iscomplexobj(y) or not np.size(y) or not tree.leaves(x):
         return conjugated(_derived(matrix.jacrev(as_array), floats(x)))  # also for its errors
-    units = np.eye(np.size(y), dtype=y.dtype).reshape(-1, *np.shape(y))
-    if len(units) == 1:
-        rows = tree.map(lambda v: v[None], pull(units[0]))
-    else:
-        rows = _rows(pull, units)
+    count = np.size(y)
+    largest = max(count, *(np.size(v) for v in tree.leaves(x)))
+    step = min(count, max(1, _CHUNK // largest))
+    parts = [_rows(pull, y, start, min(start + step, count)) for start in range(0, count, step)]
+    rows = parts[0] if len(parts) == 1 else tree.map(lambda *some: anp.concatenate(some), *parts)
     return tree.map(lambda v: anp.reshape(v, (*np.shape(y), *np.shape(v)[1:])), rows)
 
 
-def _rows(pull: Callable[[Any], Any], units: Any) -> Any:
-    """Return ``pull`` of all units at once, or one by one where a rule of a primitive needs arrays."""
+_CHUNK = 2**16  # elements of the rows computed at once: they fit into the cache
+
+
+def _rows(pull: Callable[[Any], Any], y: Any, start: int, stop: int) -> Any:
+    """Return some rows of a Jacobian, at once, or one by one where a rule of a primitive needs arrays."""
+    units = np.eye(stop - start, np.size(y), start, dtype=y.dtype).reshape(-1, *np.shape(y))
+    if len(units) == 1:
+        return tree.map(lambda v: v[None], pull(units[0]))
     try:
         return batch.vmap(pull)(units)
     except Exception:  # of any library that the rule calls; the loop raises what is wrong with the function

@@ -227,6 +227,8 @@ def test_rules_that_use_the_values_of_tensors():
     assert found["a"].tolist() == [2.0, 5.0] and found["b"].tolist() == [0.0, 3.0]
     with pytest.raises(ZeroDivisionError):
         autograd.jacobian(lambda v: 1 / 0)(x)
+    many = numpy.linspace(0.0, 1.0, 300)  # rows in chunks
+    assert numpy.array_equal(autograd.jacobian(lambda v: v**3)(many), numpy.diag(3 * many**2))
 
 
 def test_functions_that_autograd_does_not_trace_return_arrays():
