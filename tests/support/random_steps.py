@@ -58,6 +58,7 @@ class Plan:
         self.result = int(r.integers(6))
         self.index = r.integers(0, self.rows, self.rows)
         self.table = bool(np.random.default_rng((seed, 77)).random() < 0.25)  # whether the input has a table
+        self.scales = bool(np.random.default_rng((seed, 80)).random() < 0.3)
         self.clipping = CLIPS[np.random.default_rng((seed, 78)).integers(len(CLIPS))]
 
     def data(self, call: int) -> list[Any]:
@@ -124,6 +125,7 @@ class Training:
         self.optimizers: list[Any] = [getattr(optim, plan.name)(given, lr=0.01, **plan.options)]
         if plan.two:
             self.optimizers.append(optim.SGD(self.params[::2], lr=0.005, momentum=0.5))
+        self.scaler = ad.GradScaler(8.0, growth_interval=2, enabled=plan.scales)
         self.averages = [p.detach().clone() for p in self.params] if plan.average else []
         self.mean = ad.tensor(np.zeros(plan.sizes[-1], plan.dtype))
         self.count = ad.tensor(np.zeros((), plan.dtype))
@@ -140,11 +142,19 @@ class Training:
         loss = ((h - y) ** 2).mean()
         if plan.penalty:
             loss = loss + sum((p * p).sum() * 1e-3 for p in self.params)
-        loss.backward()
+        self.scaler.scale(loss).backward()
+        if plan.clip and plan.scales:
+            for o in self.optimizers:
+                self.scaler.unscale(o)
         if plan.clip:
             plan.clipping(self.params)
         for o in self.optimizers:
-            o.step()
+            if plan.scales:
+                self.scaler.step(o)
+            else:
+                o.step()
+        if plan.scales:
+            self.scaler.update()
         self._zero("last")
         with ad.no_grad():
             for a, p in zip(self.averages, self.params, strict=False):
@@ -189,6 +199,7 @@ class Training:
                 a.copy_(b)
         for a, b in zip(self.params, other.params, strict=True):
             a.grad = None if b.grad is None else b.grad.clone()
+        self.scaler.load_state_dict(other.scaler.state_dict())
         for a, b in zip(self.optimizers, other.optimizers, strict=True):
             a.load_state_dict(copy.deepcopy(b.state_dict()))
 
@@ -199,7 +210,7 @@ class Training:
         results = [t.detach().numpy().copy() for t in tree.leaves(found)]
         grads = [None if p.grad is None else p.grad.numpy().copy() for p in self.params]
         tensors = [t.detach().numpy().copy() for t in self._tensors()]
-        states = tree.leaves(copy.deepcopy([o.state_dict() for o in self.optimizers]))
+        states = tree.leaves(copy.deepcopy([o.state_dict() for o in (*self.optimizers, self.scaler)]))
         return [*results, *tensors, *grads, *states]
 
     def _tensors(self) -> list[Any]:

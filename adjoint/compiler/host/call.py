@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from adjoint.compiler.host.calls import contiguous
 from adjoint.compiler.host.entry import Cell
-from adjoint.compiler.host.native import contiguous
 from adjoint.compiler.program.inputs import (
     ArgumentSource,
     CellSource,
@@ -406,7 +406,7 @@ class _Writes:
         written in place, all checks are made before, and the entry can count the steps of optimisers.
         """
         stores = self.swapped or self.graded or self.cells
-        if (run.checks and not run.checked) or self.counters is None or not stores:
+        if (run.checks and not run.checked) or self.counters is None or not stores or run.calls:
             return None
         found: dict[int, int] = run.reuses
         for each, at in self.cells:

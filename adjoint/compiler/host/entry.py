@@ -198,6 +198,11 @@ class Entry:
     checked : int
         If the entry always writes, the number of records that the checks depend on.  They run first, while
         the GIL is held, and write no outputs that have the memory of inputs.
+    parts : list of tuple
+        If the program calls Python: the first record, the end of the records, and the node of the call after
+        them or None, for each part of the program.
+    calls : callable
+        Returns a ``Calls``, which makes the functions of these nodes, given the tables of the entry.
     """
 
     def __init__(
@@ -216,6 +221,8 @@ class Entry:
         always_writes: bool = False,
         checked: int = 0,
         counters: Sequence[tuple[dict[str, Any], str]] = (),
+        parts: Sequence[tuple[int, int, Any]] = (),
+        calls: Callable[..., Any] | None = None,
     ) -> None:
         tables, places = _tables(records)
         memory = _Memory(places)
@@ -228,6 +235,13 @@ class Entry:
             [(r.function, t.ctypes.data, list(r.cuts)) for r, t in zip(records, tables, strict=True)], runs
         )
         first = checked if always_writes and checks else 0
+        python: Any = None if calls is None else calls(rows, self.numbers, places)
+        functions = [None if n is None else python.function(n) for *_, n in parts]
+        start, size = rec.ctypes.data, 8 * pool.RECORD
+        listed = [
+            (high - low, start + size * low, 0 if f is None else id(f))
+            for (low, high, _), f in zip(parts, functions, strict=True)
+        ]
         release = nanoseconds > RELEASING
         words = np.zeros(Head.SIZE, np.int64).view(Words)
         words[Head.ARGUMENTS], words[Head.RELEASES] = arguments, release
@@ -242,11 +256,12 @@ class Entry:
             (Head.ARRAYS, memory.table([(id(t), k, 0) for t, k in writes])),
             (Head.GRADS, memory.table([(id(t), k, 0) for t, k in grads])),
             (Head.COUNTERS, memory.table([(id(d), id(key), 0) for d, key in counters])),
+            (Head.PARTS, memory.table(listed)),
         ):
             words[head : head + 2] = table
-        functions = [r.function for r in records]  # keeps the code of the kernels loaded
+        code = [r.function for r in records]  # keeps the code of the kernels loaded
         owners = list(given), list(writes), list(grads), list(counters)
-        words.held = tables, memory.kept, self.numbers, rows, outs, rec, owners, functions, held
+        words.held = tables, memory.kept, self.numbers, rows, outs, rec, owners, code, functions, held
         self.words = words
         self.call = _call.bound(words)
 

@@ -16,7 +16,7 @@ from adjoint.compiler.host.outputs import (
     renumber,
     reuse_all,
 )  # fmt: skip
-from adjoint.compiler.host.words import Head, Input, Kind
+from adjoint.compiler.host.words import Head, Input, Kind, Part
 
 __all__ = ["call"]
 
@@ -197,8 +197,48 @@ def attempt(w: Objects, words: Value, args: Value) -> Value:
 
 
 @native("ptr")
+def run_parts(w: Objects, words: Value, result: Value) -> Value:
+    """Run the parts of a program that calls Python, and write the outputs; return as ``commit``.
+
+    If a call raises, return null; or NotImplemented if there are checks: one may have failed before, and
+    Python then raises its error.
+    """
+    hold(w, words, True)
+    with w.rows(words, Head.PARTS, Part.SIZE) as (_, row):
+        run_part(w, words, row)
+        function = w.word(row, Part.CALL, "ptr")
+        with w.unless(w.is_null(function)):
+            made = w.call_python("PyObject_CallNoArgs", "ptr", function)
+            with w.when(w.is_null(made)):
+                hold(w, words, False)
+                w.give_if(w.same(w.word(words, Head.CHECKS), 0))
+                usual = w.call_python("PyErr_ExceptionMatches", "i32", w.imported("exception"))
+                w.give_if(w.same(usual, 0))  # an interrupt
+                w.call_python("PyErr_Clear", "void")
+                w.give(w.miss)
+            w.decref(made)
+    found = commit(w, words, result)
+    hold(w, words, False)
+    return found
+
+
+@native()
+def run_part(w: Objects, words: Value, row: Value) -> None:
+    """Run the kernels of a part, without the GIL if all kernels together take long."""
+    records, listed = w.word(row, Part.RECORDS), w.word(row, Part.RECORDS + 1, "ptr")
+    with w.when(w.same(w.word(words, Head.RELEASES), 0)):
+        _run(w, listed, records, 0)
+        w.give_nothing()
+    state = _save_thread(w)
+    _run(w, listed, records, w.word(words, Head.HELPERS))
+    _restore_thread(w, state)
+
+
+@native("ptr")
 def run_kernels(w: Objects, words: Value, result: Value) -> Value:
     """Run all kernels, without the GIL if they take long, and write the outputs; return as ``commit``."""
+    with w.when(w.differ(w.word(words, Head.PARTS), 0)):
+        w.give(run_parts(w, words, result))
     records, listed = w.word(words, Head.RECORDS), w.word(words, Head.RECORDS + 1, "ptr")
     with w.when(w.same(w.word(words, Head.RELEASES), 0)):
         _run(w, listed, records, 0)

@@ -23,8 +23,10 @@ from adjoint.compiler.emit.machine import using
 from adjoint.compiler.emit.repeat import driver_kernel
 from adjoint.compiler.emit.steps import small_kernel
 from adjoint.compiler.host import pool
+from adjoint.compiler.host.calls import Calls, contiguous, strided
 from adjoint.compiler.host.entry import RELEASING, Entry, Given, Made, Record, layout
 from adjoint.compiler.host.plan import Plan
+from adjoint.compiler.host.words import Head
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.lower.lower import Lowered
 from adjoint.compiler.program.program import Program, typed
@@ -35,7 +37,7 @@ from adjoint.compiler.schedule.kernel import Address, Kernel
 from adjoint.compiler.schedule.rows import update_rows
 from adjoint.config import held_across_fork
 
-__all__ = ["Native", "build", "contiguous", "cuts_of"]
+__all__ = ["Native", "build", "cuts_of"]
 
 CHUNK = 200_000.0  # simple operations per chunk of a loop
 HELPED = 100_000.0  # nanoseconds: shorter programs use no helper threads
@@ -83,6 +85,7 @@ class Schedule(Plan):
         self.arena = np.zeros(self.memory.size + 128, np.uint8)
         self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
         self.numbers = np.zeros(sources + 1, np.float64)
+        self.entries: list[Entry] = []
         self.slots = [[self._address(s) for s in kernel.slots] for _, kernel in self.kernels]
         flat = [s for slots in self.slots for s in slots]
         self.table = np.array([s if isinstance(s, int) else 0 for s in flat] + [0], np.uintp)
@@ -132,9 +135,8 @@ class Schedule(Plan):
         counters: Sequence[tuple[Any, str]] = (),
     ) -> Entry | None:  # fmt: skip
         """Return a native entry for the inputs ``given``, tuples as ``Given``; see ``Native.entry_for``."""
-        whole = len(self.steps) == 1 and isinstance(self.steps[0], tuple)
         plain = all(v.node.id in self.made for v in self.results)
-        if not whole or not plain or layout() is None:
+        if not self.kernels or not plain or (self.calls and not self.direct) or layout() is None:
             return None
         made = [Made(v.dtype, v.shape, (reuses or {}).get(k)) for k, v in enumerate(self.fresh)]
         rows = [
@@ -142,12 +144,28 @@ class Schedule(Plan):
             for function, slots, cuts in zip(self.functions, self.slots, self.cuts, strict=True)
         ]
         flags = [c.ctypes.data for c in self.checks]
-        return Entry(
+        entry = Entry(
             records=rows, given=[Given(*g) for g in given], made=made, arguments=arguments,
             nanoseconds=int(self.estimate), helpers=self.helpers(), checks=flags,
             held=(self.arena, self.graph, self.kernels), writes=writes, grads=grads, runs=self.runs,
             always_writes=reuses is not None, checked=self.checked, counters=counters,
+            parts=list(self._parts()) if self.calls else (),
+            calls=functools.partial(Calls, self.arena, self._array) if self.calls else None,
         )  # fmt: skip
+        self.entries.append(entry)
+        return entry
+
+    def _parts(self) -> Iterator[tuple[int, int, Primitive | None]]:
+        """Yield the parts of the program, see ``Entry``."""
+        low = high = 0
+        for step in self.steps:
+            if isinstance(step, Primitive):
+                yield low, high, step
+                low = high
+            else:
+                low, high = step
+        if low < high:
+            yield low, high, None
 
     def _entry_slot(self, s: Any) -> Any:
         """Return a slot in the form for ``Entry``: the address of a float becomes ("given", its index)."""
@@ -190,11 +208,11 @@ class Native(Schedule):
         """Return whether native code is useful: not to copy large arrays, for which NumPy has views."""
         copies = all(n.op == "copy" for g in self.groups for n in g.nodes)
         size = sum(v.node.nbytes for v in self.fresh)
-        return bool(self.kernels) and not (copies and size > VIEWED)
+        return bool(self.kernels) and not (copies and (self.calls or size > VIEWED))
 
     def is_atomic(self) -> bool:
         """Return whether a call keeps the GIL, so that no other Python thread runs during it."""
-        return self.entry is not None and self.estimate <= RELEASING
+        return self.entry is not None and self.estimate <= RELEASING and not self.calls
 
     def entry_for(
         self, owners: Sequence[Any], writes: Sequence[tuple[Any, int]], arguments: int,
@@ -235,6 +253,8 @@ class Native(Schedule):
     def _call_rest(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """Run the program without the numbers that Python computes before."""
         with self.lock:  # all calls share the arena
+            if self.calls and any(e.words[Head.BUSY] for e in self.entries):
+                return self.replayed(*given)  # called by what the program calls
             if self.entry is not None:
                 found = self.entry.call(*given)
                 if found is NotImplemented:  # an input is not contiguous, such as a broadcast gradient
@@ -368,7 +388,7 @@ class Native(Schedule):
             return float(base.reshape(-1)[v.offset])
         if v.is_whole():
             return base if base.shape == v.shape else base.reshape(v.shape)
-        return _strided(contiguous(base), v)
+        return strided(contiguous(base), v)
 
 
 @functools.cache
@@ -385,17 +405,3 @@ def cuts_of(kernel: Kernel, threads: int) -> list[int]:
     if count < 2:
         return [0, kernel.length]
     return [pieces * k // count * kernel.unit for k in range(count)] + [kernel.length]
-
-
-def contiguous(a: Any) -> Any:
-    """Return the array ``a`` itself if it is contiguous and aligned, otherwise a contiguous copy."""
-    a = np.asarray(a)  # ``a`` may be a Python number
-    return a if a.flags.c_contiguous and a.flags.aligned else np.array(a, order="C")
-
-
-def _strided(base: Any, v: View) -> Any:
-    """Return the elements of the contiguous array ``base`` that ``v`` describes, as a read-only array."""
-    flat, size = base.reshape(-1), v.dtype.itemsize
-    return np.lib.stride_tricks.as_strided(
-        flat[v.offset :], v.shape, tuple([s * size for s in v.strides]), writeable=False
-    )

@@ -9,8 +9,9 @@ import numpy as np
 
 from adjoint.compiler.build import units
 from adjoint.compiler.emit.machine import has_llvm
+from adjoint.compiler.host.calls import contiguous
 from adjoint.compiler.host.entry import layout
-from adjoint.compiler.host.native import Schedule, contiguous
+from adjoint.compiler.host.native import Schedule
 from adjoint.compiler.lower.graph import DTYPES, Dataflow, View
 from adjoint.compiler.lower.lower import FAILURES
 from adjoint.compiler.lower.primitives import Primitives

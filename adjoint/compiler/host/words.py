@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Head", "Input", "Kind", "Output", "Store"]
+__all__ = ["Head", "Input", "Kind", "Output", "Part", "Store"]
 
 
 class Head(IntEnum):
@@ -23,7 +23,16 @@ class Head(IntEnum):
     ALWAYS = 16  # whether a call always writes once its kernels have started
     FIRST = 17  # the number of kernel calls that the checks depend on, and the address of their records
     COUNTERS = 19  # a table of step counts in dictionaries
-    SIZE = 21
+    PARTS = 21  # a table of the parts of a program that calls Python, see ``Part``
+    SIZE = 23
+
+
+class Part(IntEnum):
+    """The words in the row of a part: kernel calls, then a call of Python."""
+
+    RECORDS = 0  # the number of kernel calls, and the address of their records
+    CALL = 2  # a function without arguments, or 0
+    SIZE = 3
 
 
 class Input(IntEnum):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Groups", "replacements"]
 
+_PART = 1 << 16  # bytes: larger results of calls are not copied
+
 
 class Groups:
     """The groups of a graph and their memory; a subclass for each target makes the kernels.
@@ -72,7 +74,13 @@ class Groups:
         """Return the outputs as views of whole nodes, in the shapes of the results."""
         shapes: dict[int, Any] = {}
         found = []
+        self.calls = [n for n in self.graph.nodes if n.op == "call"]
+        # whether a native entry can make the calls; it then needs copies of results that calls make or read
+        self.direct = all(n.nbytes <= _PART for n in self.graph.nodes if n.op == "part")
+        read = {a.node.id for n in self.calls for a in n.args} if self.direct else set()
         for v in outputs:
+            if self.direct and (v.node.op == "part" or v.node.id in read) and v.node.op not in GIVEN:
+                v = _copied(v.strided(v.shape, v.strides))
             if not v.weak:
                 v = self._materialised(v)
                 if v.node.id in shapes and (apart or shapes[v.node.id] != v.shape):
