@@ -206,7 +206,7 @@ class Native(Schedule):
 
     def is_worthwhile(self) -> bool:
         """Return whether native code is useful: not to copy large arrays, for which NumPy has views."""
-        copies = all(n.op == "copy" for g in self.groups for n in g.nodes)
+        copies = all(n.op in ("copy", "call") for g in self.groups for n in g.nodes)
         size = sum(v.node.nbytes for v in self.fresh)
         return bool(self.kernels) and not (copies and (self.calls or size > VIEWED))
 
