@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("llvmlite")
+pytest.importorskip("ziglang")
 
 import export_cases
 from exported import Case, Runs, run_c, run_module, run_package
