@@ -218,6 +218,7 @@ class _Problem:
     def __init__(self, name: str, f: Callable[..., Any], x0: Any, args: Sequence[Any], sparse: bool) -> None:
         as_function(name, f)
         self.name = name
+        self.__name__ = name_of(f)  # in messages about the Jacobian
         self.f = f
         if not isinstance(sparse, bool):
             raise ArgumentError(f"{name}: sparse must be True or False, not {sparse!r}.")

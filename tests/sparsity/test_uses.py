@@ -129,6 +129,10 @@ def test_wrong_arguments() -> None:
         ad.root(residual, X, sparse="rows")  # type: ignore[arg-type]
     with pytest.raises(ad.errors.ConvergenceError, match="the Jacobian of <lambda> is singular at a step"):
         ad.root(lambda x: x[::-1] * 0 + x.sum(), X[:3], sparse=True)
+    with pytest.warns(
+        UserWarning, match="the sparse Jacobian of <lambda>, of shape .300, 300., needs 300 products"
+    ):
+        ad.root(lambda x: x - x.mean() / 2 - 1, np.ones(300), sparse=True)
     message = r"the method 'BFGS' does not use a sparse Hessian.\n  Use one of 'newton-cg', 'trust-ncg'"
     with pytest.raises(ad.errors.ArgumentError, match=message):
         ad.interop.scipy.minimize(rosenbrock, X, method="BFGS", sparse=True)
