@@ -45,8 +45,8 @@ def value_of(function: Any) -> float:
 @pytest.mark.parametrize("backward", [False, True])
 def test_evicted_programs_are_unloaded(backward: bool) -> None:
     """A function that is traced again and again keeps the code of ``limit`` programs."""
-    before, state, w = codes(), {"k": 0.0}, ad.tensor(X, requires_grad=backward)
-    f = ad.compile(lambda x: ad.tanh(x * state["k"]) * w, backend="native", limit=3)
+    before, state, w = codes(), {"k": (0.0,)}, ad.tensor(X, requires_grad=backward)
+    f = ad.compile(lambda x: ad.tanh(x * state["k"][0]) * w, backend="native", limit=3)
     plans, count = weakref.WeakSet[Any](), []
     made = native.Native.__init__
 
@@ -57,9 +57,9 @@ def test_evicted_programs_are_unloaded(backward: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native.Native, "__init__", watched)
         for k in range(9):
-            state["k"] = 1.5 + k
+            state["k"] = (1.5 + k,)
             y = f(ad.tensor(X))
-            np.testing.assert_allclose(y.numpy(), np.tanh(X * state["k"]) * X)
+            np.testing.assert_allclose(y.numpy(), np.tanh(X * state["k"][0]) * X)
             if backward:
                 y.sum().backward()
             del y
