@@ -54,6 +54,8 @@ class DeviceProgram:
             self.plan = DevicePlan(device, self.lowered.graph, outputs)
         self.checked = self.plan.checked()
         self.read = _sources_of(self.plan)
+        # random numbers that no kernel reads are drawn, too: the generators must advance as in eager mode
+        self.drawn = sorted({*self.read, *(k for k, s in enumerate(program.sources) if s.kind == "draw")})
         self.copies: dict[int, tuple[Any, int, Memory]] = {}  # of arrays that did not change: array, version
         self.slow = make_call(program, trace, replay.build(program), count)
         draws = [s.owner for s in program.sources if s.kind == "draw"]
@@ -121,7 +123,7 @@ class DeviceProgram:
         """Run a call on the device; return None, and change nothing, if a check has failed."""
         plan, device = self.plan, self.device
         given = self._numbers(moving)
-        for k in self.read:
+        for k in self.drawn:
             if k not in given:
                 given[k] = self._given(k, moving)
         made = {k: (device.alloc(v.node.nbytes), 0) for k, v in enumerate(plan.fresh)}
