@@ -136,7 +136,7 @@ _LIBRARY += [_single(f, 1) for f in (rint, floor, ceil, trunc)] + [_single(fmod,
 # what in a text makes LLVM call these functions
 _MARKS = {
     "memcpy": r"@llvm\.memcpy\.", "memcmp": r"@memcmp\(",
-    "fmod": r" frem .*double ", "fmodf": r" frem .*float ",
+    "fmod": r" frem .*\bdouble\b", "fmodf": r" frem .*\bfloat\b",
     **{n: rf"@llvm\.{n}\.[v0-9]*f64\(" for n in ("rint", "floor", "ceil", "trunc")},
     **{f"{n}f": rf"@llvm\.{n}\.[v0-9]*f32\(" for n in ("rint", "floor", "ceil", "trunc")},
 }  # fmt: skip

@@ -156,7 +156,7 @@ def link_shared(target: Target, code: Path, to: Path) -> bool:
     if target.shared == ".dll":
         options += ["-Wl,--no-entry"]
     elif target.shared == ".so":
-        options += ["-Wl,--build-id=none", f"-Wl,-soname,{to.name}", "-Wl,-z,noexecstack"]
+        options += ["-Wl,--build-id=none", f"-Wl,-soname,{to.name}", "-Wl,-z,noexecstack", "-Wl,-z,defs"]
     _run([*command, *options])
     return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
-from exported import Case, run_c
+from exported import Case, run_c, run_wasm
 
 import adjoint as ad
 from adjoint import nn, optim
@@ -137,17 +139,34 @@ def random_numbers() -> Case:
     return Case("draws", f, [(R.normal(size=(2, 3, 2, 2)),) for _ in range(4)])
 
 
+def halves() -> Case:
+    """float16 and bfloat16, stored as 16 bits and computed in float32."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    a = ad.tensor(R.normal(size=(5, 7)).astype("e"))
+    b = ad.tensor(R.normal(size=(7, 3)).astype(ml_dtypes.bfloat16))
+    f = lambda x, y: (ad.tanh(x @ a) * 2, y @ b + b.sum(0), x.astype("f"), (a * 3).astype(ml_dtypes.bfloat16))
+    calls = [
+        (R.normal(size=(2, 5)).astype("e"), R.normal(size=(2, 7)).astype(ml_dtypes.bfloat16))
+        for _ in range(2)
+    ]
+    return Case("halves", f, calls)
+
+
 CASES: list[Callable[[], Case]] = [
     nested_loops, embedded_loop, several_updates, model_itself, compiled_method, integers_and_booleans, matrices,
-    random_numbers,
+    random_numbers, halves,
 ]  # fmt: skip
 
 
 def test_bits(tmp_path: Path) -> None:
     made = [make().prepare() for make in CASES]
     wanted = [case.wanted() for case in made]
-    for case, found, right in zip(made, run_c(made, tmp_path), wanted, strict=True):
-        case.assert_same(found, right)
+    runs = {"c": run_c(made, tmp_path / "c")}
+    if shutil.which("node") is not None and importlib.util.find_spec("ziglang"):
+        runs["wasm"] = run_wasm(made, tmp_path / "wasm")
+    for found in runs.values():
+        for case, row, right in zip(made, found, wanted, strict=True):
+            case.assert_same(row, right)
 
 
 def test_states_of_different_threads(tmp_path: Path) -> None:

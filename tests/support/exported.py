@@ -98,7 +98,11 @@ class Case:
                 size = int(np.prod(shape)) * dtype.itemsize
                 x, y = (np.frombuffer(each[at : at + size], dtype) for each in (a, b))
                 at += size
-                both = np.isnan(x) & np.isnan(y) if dtype.kind == "f" else np.zeros(x.shape, bool)
+                both = (
+                    np.isnan(x.astype("f")) & np.isnan(y.astype("f"))
+                    if dtype.kind in "fV"
+                    else np.zeros(x.shape, bool)
+                )
                 differ = (x.view(np.uint8).reshape(x.size, -1) != y.view(np.uint8).reshape(x.size, -1)).any(1)
                 assert not (differ & ~both).any(), (
                     self.name,
