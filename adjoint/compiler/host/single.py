@@ -36,7 +36,7 @@ class _Single(Schedule):
         self.tree = _replaced(made, lambda v: self._leaf(v, views, outs))
         super().__init__(graph, outs, len(views))
         entry = self.entry_of([(k, v.dtype, v.shape) for k, v in enumerate(views)], len(views))
-        if entry is None:
+        if entry is None or self.calls:
             raise NotNative("a part of the function calls NumPy")
         if self.memory.size > SPARE + sum(v.node.nbytes for v in (*views, *outs)):
             raise NotNative("NumPy, which computes in blocks, needs less memory")
