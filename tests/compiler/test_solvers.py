@@ -160,7 +160,8 @@ def test_initial_values_and_times_have_double_precision(kind: Any) -> None:
         return integrate.solve_ivp(lambda t, y: -2 * y, (0.0, end), y, t_eval=[0.5, 1.0]).y
 
     y, end = np.ones(2, kind), np.float32(1.0)
-    found, expected = ad.compile(f)(y, end), f(y, end)
+    with ad.config.hints(False):  # complex loops run in Python
+        found, expected = ad.compile(f)(y, end), f(y, end)
     assert found.dtype == expected.dtype == np.result_type(kind, np.float64)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     steps = integrate.solve_ivp(lambda t, y: -2 * y, (0.0, end), y).y
