@@ -114,7 +114,7 @@ class Device:
             """Return "memory" or "lost" for such an error of the driver, "" for another one, else None."""
 
     @contextmanager
-    def errors(self, what: str) -> Iterator[None]:
+    def errors(self, what: str, advice: str = "") -> Iterator[None]:
         """Return a context manager that turns errors of the driver into those of adjoint."""
         try:
             yield
@@ -128,7 +128,7 @@ class Device:
             if kind == "lost":
                 self.dead = detail
                 raise DeviceLostError(_LOST.format(detail)) from error
-            raise DeviceError(detail) from error
+            raise DeviceError(detail + advice) from error
 
     def refuses(self, dtype: Any) -> str:
         """Return why the device cannot compute with a dtype; "" if it can."""
@@ -206,7 +206,8 @@ class Device:
     def build(self, kernels: Sequence[Launch]) -> None:
         """Compile the texts of kernels that are not compiled yet."""
         texts = list(dict.fromkeys(k.text for k in kernels))
-        with self.errors("the compilation of a program"):
+        advice = "\n  Update the driver of the device, or use another one of ad.devices()."
+        with self.errors("the compilation of a program", advice):
             self._build(texts)
 
 

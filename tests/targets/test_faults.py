@@ -176,6 +176,17 @@ def test_other_errors_of_the_driver(faulty: Faulty) -> None:
     step(net.x)
 
 
+def test_a_driver_that_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(texts: Any) -> None:
+        raise failure(cl.RuntimeError, cl.status_code.BUILD_PROGRAM_FAILURE)
+
+    monkeypatch.setattr(DEVICE, "_build", fail)
+    with pytest.raises(
+        DeviceError, match=r"a program failed on opencl:0 \(.*\): (.|\n)*\n  Update the driver of"
+    ):
+        on_opencl(lambda x: ad.tanh(x) * 3)(ad.tensor([1.0, 2.0]))
+
+
 OWN = {"adjoint.targets.program", "adjoint.targets.values", "adjoint.targets.plan", "adjoint.optim.traced"}
 
 
