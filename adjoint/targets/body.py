@@ -62,7 +62,7 @@ class Body:
         key = node.id, offset
         if key not in self.keys:
             self.keys[key] = len(self.slots)
-            self.slots.append(Address(node, offset * node.dtype.itemsize))
+            self.slots.append(Address(node, offset * node.width))
             self.elements.append(element_of(node.dtype))
         return f"b{self.keys[key]}"
 
@@ -79,7 +79,7 @@ class Body:
 
     def store(self, node: Primitive, offset: int, place: str, value: Value) -> None:
         """Emit a store of an element of a node."""
-        self.line(self.d.store(self.slot(node, offset), place, value.text))
+        self.line(self.d.store(self.slot(node, offset), value.element, place, value.text))
 
     # Operands ------------------------------------------------------------------------------------------
 
@@ -134,13 +134,13 @@ class Body:
         if all(each[0] != name for each in self.shared):
             self.shared.append((name, element, self.d.group))
         self.line(self.d.barrier)
-        self.line(self.d.store(name, "lane", mine.text))
+        self.line(self.d.store(name, element, "lane", mine.text))
         self.line(self.d.barrier)
         half = wide // 2
         while half:
             self.line(f"if (lane < {half}) {{")
             a, b = (self.w.let(self.d.load(name, element, p), element) for p in ("lane", f"lane + {half}"))
-            self.line(self.d.store(name, "lane", combine(self.w, n, a, b).text))
+            self.line(self.d.store(name, element, "lane", combine(self.w, n, a, b).text))
             self.line("}")
             self.line(self.d.barrier)
             half //= 2

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from adjoint.compiler.emit.values import Value
 from adjoint.compiler.lower.target import Target
-from adjoint.targets.writer import CWriter
+from adjoint.targets.writer import TYPES, CWriter
 
 __all__ = ["ORDERS", "OpenCL"]
 
@@ -65,9 +65,21 @@ class OpenCL:
         """Return the expression of an element in memory."""
         return f"({slot}[{at}] != 0)" if element == "i1" else f"{slot}[{at}]"
 
-    def store(self, slot: str, at: str, text: str) -> str:
+    def store(self, slot: str, element: str, at: str, text: str) -> str:
         """Return the statement that stores an element."""
         return f"{slot}[{at}] = {text};"
+
+    def value(self, name: str, element: str, text: str) -> str:
+        """Return the definition of a value that does not change."""
+        return f"const {TYPES[element]} {name} = {text};"
+
+    def variable(self, name: str, element: str, text: str) -> str:
+        """Return the declaration of a variable with its initial value."""
+        return f"{TYPES[element]} {name} = {text};"
+
+    def private_memory(self, name: str, element: str, count: int) -> str:
+        """Return the declaration of an array of one thread."""
+        return f"{self.stored[element]} {name}[{count}];"
 
     def local_memory(self, name: str, element: str, count: int) -> str:
         """Return the declaration of memory that a work-group shares."""

@@ -83,7 +83,7 @@ class _Loop(Nest, Body):
         room = self.d.local
         for k in sorted(self.saved):
             element = element_of(self.inside[k].dtype)
-            size = length * size_of(element)
+            size = length * max(size_of(element), self.d.sizes.least)
             if k not in self.stored and size <= room:
                 room -= size
                 self.scratch[k] = f"row{len(self.scratch)}"
@@ -143,7 +143,8 @@ class _Loop(Nest, Body):
                 stores.append(n)
         for n in stores:
             if n.id in self.scratch:
-                self.line(self.d.store(self.scratch[n.id], "r", known[n.id].text))
+                made = known[n.id]
+                self.line(self.d.store(self.scratch[n.id], made.element, "r", made.text))
             if n.id in self.stored:
                 self.kept[n.id] = known[n.id]
                 self._put(n, ix)

@@ -14,72 +14,79 @@ from adjoint.targets.dialect import OpenCL
 
 __all__ = ["matrix_kernel"]
 
-# T is the type, N the rows of the matrix, M the columns of the right-hand side, W the columns of ``m``.
-_ELIMINATE = """T sign = 1;
-for (int k = 0; k < N; k++) {
-  int best = k;
-  T size = -1;
-  for (int i = k; i < N; i++) { if (fabs(m[i * W + k]) > size) { size = fabs(m[i * W + k]); best = i; } }
+# A small language: ``let`` and ``var`` define numbers, ``index`` an integer, and ``each`` is a loop.
+# The operands are ``a`` and ``y``, the result is ``z``.  N are the rows of the matrix, M the columns of the
+# right-hand side, W those of the array ``m``.
+_ELIMINATE = """var sign = 1;
+each(k, 0, N)
+  index best = k;
+  var size = -1;
+  each(i, k, N) if (fabs(m[i * W + k]) > size) { size = fabs(m[i * W + k]); best = i; } }
   if (best != k) {
     sign = -sign;
-    for (int c = 0; c < W; c++) { T x = m[k * W + c]; m[k * W + c] = m[best * W + c]; m[best * W + c] = x; }
+    each(c, 0, W) let x = m[k * W + c]; m[k * W + c] = m[best * W + c]; m[best * W + c] = x; }
   }
-  const T pivot = m[k * W + k] == 0 ? (T)INFINITY : m[k * W + k];
-  for (int i = k + 1; i < N; i++) {
-    const T factor = -(m[i * W + k] / pivot);
-    for (int c = 0; c < W; c++) { m[i * W + c] = fma(factor, m[k * W + c], m[i * W + c]); }
+  var head = m[k * W + k];
+  if (head == 0) { head = INF; }
+  each(i, k + 1, N)
+    let factor = -(m[i * W + k] / head);
+    each(c, 0, W) m[i * W + c] = fma(factor, m[k * W + c], m[i * W + c]); }
   }
 }"""
-_PIVOT = """T top = 0;
-for (int i = 0; i < k; i++) { top = fabs(m[i * W + k]) > top ? fabs(m[i * W + k]) : top; }
-T pivot = m[k * W + k];
-if (fabs(pivot) < top * DOUBTFUL) { pivot = (T)NAN; }"""
-_SOLVE = f"""for (int r = 0; r < N; r++) {{
-  for (int c = 0; c < N; c++) {{ m[r * W + c] = a[r * N + c]; }}
-  for (int c = 0; c < M; c++) {{ m[r * W + N + c] = y[r * M + c]; }}
+_PIVOT = """var top = 0;
+each(i, 0, k) if (fabs(m[i * W + k]) > top) { top = fabs(m[i * W + k]); } }
+var pivot = m[k * W + k];
+if (fabs(pivot) < top * DOUBTFUL) { pivot = NAN; }"""
+_SOLVE = f"""each(r, 0, N)
+  each(c, 0, N) m[r * W + c] = a[r * N + c]; }}
+  each(c, 0, M) m[r * W + N + c] = y[r * M + c]; }}
 }}
 {_ELIMINATE}
-for (int k = N - 1; k >= 0; k--) {{
+each(s, 0, N)
+  index k = N - 1 - s;
   {_PIVOT}
-  if (pivot == 0) {{ pivot = (T)NAN; }}
-  for (int c = N; c < W; c++) {{ m[k * W + c] /= pivot; }}
-  for (int i = 0; i < k; i++) {{
-    const T factor = -m[i * W + k];
-    for (int c = N; c < W; c++) {{ m[i * W + c] = fma(factor, m[k * W + c], m[i * W + c]); }}
+  if (pivot == 0) {{ pivot = NAN; }}
+  each(c, N, W) m[k * W + c] = m[k * W + c] / pivot; }}
+  each(i, 0, k)
+    let factor = -m[i * W + k];
+    each(c, N, W) m[i * W + c] = fma(factor, m[k * W + c], m[i * W + c]); }}
   }}
-  for (int c = 0; c < M; c++) {{ z[k * M + c] = m[k * W + N + c]; }}
+  each(c, 0, M) z[k * M + c] = m[k * W + N + c]; }}
 }}"""
-_PIVOTS = f"""for (int i = 0; i < N * N; i++) {{ m[i] = a[i]; }}
+_PIVOTS = f"""each(i, 0, N * N) m[i] = a[i]; }}
 {_ELIMINATE}
-for (int k = 0; k < N; k++) {{
+each(k, 0, N)
   {_PIVOT}
-  z[k] = k == 0 ? pivot * sign : pivot;
+  if (k == 0) {{ pivot = pivot * sign; }}
+  z[k] = pivot;
 }}"""
-_CHOLESKY = """for (int r = 0; r < N; r++) { for (int c = 0; c < N; c++) { m[r * N + c] = a[AT(r, c)]; } }
-for (int k = 0; k < N; k++) {
-  const T pivot = m[k * N + k];
-  const T root = pivot > a[k * N + k] * DOUBTFUL ? sqrt(pivot) : (T)NAN;
-  for (int c = 0; c < N; c++) { m[k * N + c] = root == 0 ? (T)NAN : m[k * N + c] / root; }
+_CHOLESKY = """each(r, 0, N) each(c, 0, N) m[r * N + c] = a[AT]; } }
+each(k, 0, N)
+  let pivot = m[k * N + k];
+  var root = NAN;
+  if (pivot > a[k * N + k] * DOUBTFUL) { root = sqrt(pivot); }
+  each(c, 0, N) m[k * N + c] = m[k * N + c] / root; if (root == 0) { m[k * N + c] = NAN; } }
   m[k * N + k] = root;
-  for (int i = k + 1; i < N; i++) {
-    const T factor = -m[k * N + i];
-    for (int c = 0; c < N; c++) { m[i * N + c] = fma(factor, m[k * N + c], m[i * N + c]); }
+  each(i, k + 1, N)
+    let factor = -m[k * N + i];
+    each(c, 0, N) m[i * N + c] = fma(factor, m[k * N + c], m[i * N + c]); }
   }
 }
-for (int r = 0; r < N; r++) { for (int c = 0; c < N; c++) { z[AT(r, c)] = r <= c ? m[r * N + c] : 0; } }"""
-_TRIANGULAR = """for (int i = 0; i < N * M; i++) { m[i] = y[i]; }
-for (int s = 0; s < N; s++) {
-  const int k = LOWER ? s : N - 1 - s;
-  if (!UNIT) {
-    const T pivot = a[k * N + k] == 0 ? (T)NAN : a[k * N + k];
-    for (int c = 0; c < M; c++) { m[k * M + c] /= pivot; }
+each(r, 0, N) each(c, 0, N) var found = 0; if (r <= c) { found = m[r * N + c]; } z[AT] = found; } }"""
+_TRIANGULAR = """each(i, 0, N * M) m[i] = y[i]; }
+each(s, 0, N)
+  index k = ROW;
+  if (SCALED) {
+    var pivot = a[k * N + k];
+    if (pivot == 0) { pivot = NAN; }
+    each(c, 0, M) m[k * M + c] = m[k * M + c] / pivot; }
   }
-  for (int i = LOWER ? k + 1 : 0; i < (LOWER ? N : k); i++) {
-    const T factor = -a[i * N + k];
-    for (int c = 0; c < M; c++) { m[i * M + c] = fma(factor, m[k * M + c], m[i * M + c]); }
+  each(i, FROM, TO)
+    let factor = -a[i * N + k];
+    each(c, 0, M) m[i * M + c] = fma(factor, m[k * M + c], m[i * M + c]); }
   }
 }
-for (int i = 0; i < N * M; i++) { z[i] = m[i]; }"""
+each(i, 0, N * M) z[i] = m[i]; }"""
 _TEXTS = {"solve": _SOLVE, "pivots": _PIVOTS, "cholesky": _CHOLESKY, "triangular": _TRIANGULAR}
 
 
@@ -87,25 +94,52 @@ def matrix_kernel(d: OpenCL, group: Fusion) -> Launch:
     """Return the kernel of a "matrix" node."""
     node = group.nodes[0]
     routine, *options = node.params
-    b = Body(d, group)
+    b, element = Body(d, group), element_of(node.dtype)
     n, columns = node.args[0].shape[-1], node.shape[-1]
     wide = {"solve": n + columns, "triangular": columns}.get(routine, n)
     batch = math.prod(node.shape[: -1 if routine == "pivots" else -2])
-    kind = d.stored[element_of(node.dtype)]
-    doubtful = b.w.const(16.0 * n * float(np.finfo(node.dtype).eps), element_of(node.dtype))
     b.line(d.index("item", "GID(0)"))
     b.line(f"if (item < {batch}) {{")
+    arrays = {}  # slot, and elements of one matrix
     for name, a in zip("ay", node.args, strict=False):
-        size = math.prod(a.shape[-2:])
-        b.line(f"__global const {kind}* {name} = {b.slot(a.node, a.offset)} + item * {size};")
-    b.line(f"__global {kind}* z = {b.slot(node)} + item * {node.size // batch};")
-    b.line(f"{kind} m[{n * wide}];")
-    text = _TEXTS[routine]
-    names: dict[str, object] = {"T": kind, "N": n, "M": columns, "W": wide, "DOUBTFUL": doubtful.text}
+        arrays[name] = b.slot(a.node, a.offset), math.prod(a.shape[-2:])
+    arrays["z"] = b.slot(node), node.size // batch
+    b.line(d.private_memory("m", element, n * wide))
+    numbers = {"DOUBTFUL": 16.0 * n * float(np.finfo(node.dtype).eps), "INF": math.inf, "NAN": math.nan}
+    names: dict[str, object] = {k: b.w.const(v, element).text for k, v in numbers.items()}
+    names |= {"N": n, "M": columns, "W": wide}
     if routine == "cholesky":
-        text = text.replace("AT(r, c)", "r * N + c" if options[0] else "c * N + r")
+        names["AT"] = f"r * {n} + c" if options[0] else f"c * {n} + r"
     elif routine == "triangular":
-        names |= {"LOWER": int(options[0]), "UNIT": int(options[1])}
-    b.line(re.sub(r"\b[A-Z]+\b", lambda word: str(names.get(word[0], word[0])), text))
+        lower, unit = options[:2]
+        names |= dict(
+            zip(("ROW", "FROM", "TO"), ("s", "k + 1", n) if lower else (f"{n - 1} - s", 0, "k"), strict=True)
+        )
+        names["SCALED"] = "false" if unit else "true"
+    text = re.sub(r"\b[A-Z]+\b", lambda word: str(names.get(word[0], word[0])), _TEXTS[routine])
+    b.line(_translated(d, element, arrays, text))
     b.line("}")
     return b.launch((-(-batch // d.flat),), (d.flat,))
+
+
+def _translated(d: OpenCL, element: str, arrays: dict[str, tuple[str, int]], text: str) -> str:
+    """Return a text of the small language in that of a device."""
+
+    def place(found: re.Match[str]) -> tuple[str, str]:
+        slot, size = arrays[found[1]]
+        return slot, f"item * {size} + {found[2]}"
+
+    def stored(found: re.Match[str]) -> str:
+        slot, at = place(found)
+        return d.store(slot, element, at, found[3])
+
+    def loaded(found: re.Match[str]) -> str:
+        slot, at = place(found)
+        return d.load(slot, element, at)
+
+    text = re.sub(r"\b(z)\[([^]]*)\] = ([^;]*);", stored, text)
+    text = re.sub(r"\b([ay])\[([^]]*)\]", loaded, text)
+    text = re.sub(r"each\((\w+), ([^,()]+), ([^,()]+)\)", lambda f: d.each(f[1], f[2], f[3]), text)
+    text = re.sub(r"\blet (\w+) = ([^;]*);", lambda f: d.value(f[1], element, f[2]), text)
+    text = re.sub(r"\bvar (\w+) = ([^;]*);", lambda f: d.variable(f[1], element, f[2]), text)
+    return re.sub(r"\bindex (\w+) = ([^;]*);", lambda f: d.variable(f[1], "i32", f[2]), text)

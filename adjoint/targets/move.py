@@ -69,7 +69,7 @@ def _assembled(d: OpenCL, node: Primitive, fill: object, pieces: Sequence[tuple[
     for k, (offset, axes) in pieces:
         a, shape = node.args[k], node.params[1][k][0]
         rest = b.w.fresh("rest")
-        b.line(f"int {rest} = item - {offset};")
+        b.line(d.variable(rest, "i32", f"item - {offset}"))
         b.line(f"if ({rest} >= 0) {{")
         index, tests = ["0"] * len(shape), []
         for n, stride, axis, backwards in axes:
@@ -116,12 +116,13 @@ def scatter_kernels(d: OpenCL, graph: Dataflow, group: Fusion) -> tuple[list[Lau
     b.line(d.index("i", "GID(0)"))
     b.line(f"if (i < {count}) {{")
     mine = b.w.let(d.load(spots, element, "i"), element)
-    b.line("int rank = 0;")
+    b.line(d.variable("rank", "i32", "0"))
     b.line(d.each("j", 0, count))
     other = b.w.let(d.load(spots, element, "j"), element)
-    b.line(f"if ({other.text} < {mine.text} || ({other.text} == {mine.text} && j < i)) {{ rank += 1; }}")
+    less, same = b.w.compare("slt", other, mine), b.w.compare("eq", other, mine)
+    b.line(f"if ({less.text} || ({same.text} && j < i)) {{ rank += 1; }}")
     b.line("}")
-    b.line(d.store(order, "rank", "i"))
+    b.line(d.store(order, "i32", "rank", "i"))
     b.line("}")
     rank = b.launch((-(-count // d.flat),), (d.flat,))
     return [first, rank, _put_rows(d, group, mode, width)], 4 * count
@@ -153,7 +154,7 @@ def _put_rows(d: OpenCL, group: Fusion, mode: str, width: int) -> Launch:
         x = b.w.bits("or", total, x) if kind == "i1" else b.w.add(total, x)
     b.line(f"total = {x.text};")
     b.line("}")
-    b.line(d.store(out, "mine + c", "total"))
+    b.line(d.store(out, kind, "mine + c", "total"))
     b.line("}}")
     return b.launch((-(-count * width // d.flat),), (d.flat,))
 

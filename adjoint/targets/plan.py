@@ -113,7 +113,7 @@ class DevicePlan(Groups):
 
     def place_of(self, v: View, made: Places) -> Place:
         """Return the place of the first element of a view, whose node a kernel computes."""
-        found = self._address(Address(v.node, v.offset * v.dtype.itemsize))
+        found = self._address(Address(v.node, v.offset * v.node.width))
         if len(found) == 3:
             base, offset = made[found[1]]
             return base, offset + found[2]
@@ -186,7 +186,7 @@ class _Repeat:
             if k < steps.carries:
                 given.append((self.carried[k][i % 2], 0))
             else:
-                step = a.strides[0] * a.dtype.itemsize * row if k < steps.carries + steps.rows else 0
+                step = a.strides[0] * a.node.width * row if k < steps.carries + steps.rows else 0
                 memory, offset = places[k]
                 given.append((memory, offset + step))
         made: dict[int, Place] = {}

@@ -81,7 +81,7 @@ class _Product(Body):
         *batch, m, n = self.group.domain if len(self.group.domain) > 1 else self.node.shape
         depth = a.shape[-1]
         high, wide = (4 if size > 2 * t else 1 for size in (m, n))  # elements of each thread
-        kind, zero = d.stored[self.element], self.w.const(0, self.element).text
+        zero = self.w.const(0, self.element).text
         for k, name in enumerate(("lx", "ly")):
             self.line(d.index(name, f"LID({k})"))
         self.line(d.index("left_col", f"WID(0) * {t * wide}"))
@@ -91,8 +91,8 @@ class _Product(Body):
         ix = self.decode("batch", axes, batch) if axes else {}
         outer = [ix[k] for k in axes]
         self.shared += [("left", self.element, t * high * (t + 1)), ("right", self.element, t * t * wide)]
-        self.line(f"{kind} total[{high * wide}];")
-        self.line(f"for (int i = 0; i < {high * wide}; i++) total[i] = {zero};")
+        self.line(d.private_memory("total", self.element, high * wide))
+        self.line(f"{d.each('i', 0, high * wide)} total[i] = {zero}; }}")
         self.line(d.each("k", 0, depth, t))
         self._fill("left", a, (t + 1, high), [*outer, "row", "(k + lx)"], ("top_row", m, f"k + lx < {depth}"))
         self._fill(
@@ -100,21 +100,22 @@ class _Product(Body):
         )
         self.line(d.barrier)
         self.line(d.each("j", 0, t))
-        self.line(f"for (int p = 0; p < {high}; p++) {{")
+        self.line(d.each("p", 0, high))
         x = self.w.let(d.load("left", self.element, f"(ly + p * {t}) * {t + 1} + j"), self.element)
-        self.line(f"for (int q = 0; q < {wide}; q++) {{")
+        self.line(d.each("q", 0, wide))
         y = self.w.let(d.load("right", self.element, f"j * {t * wide} + lx + q * {t}"), self.element)
         self.add(f"total[p * {wide} + q]", x, y)
         self.line("}}}")
         self.line(d.barrier)
         self.line("}")
-        self.line(f"for (int p = 0; p < {high}; p++) for (int q = 0; q < {wide}; q++) {{")
+        self.line(d.each("p", 0, high))
+        self.line(d.each("q", 0, wide))
         self.line(d.index("row", f"top_row + ly + p * {t}"))
         self.line(d.index("col", f"left_col + lx + q * {t}"))
         self.line(f"if (row < {m} && col < {n}) {{")
         total = self.w.let(d.load("total", self.element, f"p * {wide} + q"), self.element)
         self.finish(total, [*outer, "row", "col"])
-        self.line("}}")
+        self.line("}}}")
         groups = -(-n // (t * wide)), -(-m // (t * high)), math.prod(batch)
         return self.launch(groups, (t, t, 1))
 
@@ -132,13 +133,13 @@ class _Product(Body):
             if name == "left"
             else ("lx", f"ly * {stride} + lx + p * {t}")
         )
-        self.line(f"for (int p = 0; p < {count}; p++) {{")
+        self.line(self.d.each("p", 0, count))
         self.line(self.d.index("row", f"{first} + {mine} + p * {t}"))
         one = self.w.variable("one", self.w.const(0, self.element))
         self.line(f"if (row < {size} && {other}) {{")
         self.line(f"one = {self.load(v.node, v.offset, at(v.strides, index)).text};")
         self.line("}")
-        self.line(self.d.store(name, place, one.text))
+        self.line(self.d.store(name, self.element, place, one.text))
         self.line("}")
 
     # Convolutions --------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from adjoint.compiler.emit.arithmetic import Arithmetic
 from adjoint.compiler.emit.machine import Machine
 from adjoint.compiler.emit.values import FLOATING, Value
 
-__all__ = ["CWriter"]
+__all__ = ["TYPES", "CWriter"]
 
-_TYPES = {
+TYPES = {
     "float": "float", "double": "double", "i1": "bool", "i8": "char", "i16": "short", "i32": "int",
     "i64": "long",
 }  # fmt: skip
@@ -54,12 +54,12 @@ class CWriter(Arithmetic):
     def let(self, text: str, element: str) -> Value:
         """Add a line that assigns the expression ``text`` to a new constant; return the constant."""
         name = self.fresh("v")
-        self.line(f"const {_TYPES[element]} {name} = {text};")
+        self.line(f"const {TYPES[element]} {name} = {text};")
         return Value(name, element)
 
     def variable(self, name: str, value: Value) -> Value:
         """Add a line that declares a variable with an initial value; return the variable."""
-        self.line(f"{_TYPES[value.element]} {name} = {value.text};")
+        self.line(f"{TYPES[value.element]} {name} = {value.text};")
         return Value(name, value.element)
 
     # The operations of ``Arithmetic`` ------------------------------------------------------------------
@@ -75,11 +75,11 @@ class CWriter(Arithmetic):
             return Value("true" if number else "false", element)
         size = int(element[1:])
         bits = f"0x{int(number) % (1 << size):x}{'ul' if size == 64 else 'u'}"
-        return Value(f"(({_TYPES[element]}){bits})", element)
+        return Value(f"(({TYPES[element]}){bits})", element)
 
     def op(self, name: str, a: Value, b: Value) -> Value:
         """Emit the operation with the LLVM name ``name``; integers wrap around."""
-        kind, made = a.element, _TYPES[a.element]
+        kind, made = a.element, TYPES[a.element]
         if name == "frem":
             return self.let(f"fmod({a.text}, {b.text})", kind)
         if name == "ashr":
@@ -137,14 +137,14 @@ class CWriter(Arithmetic):
         if element == "i1":
             return self.compare("une" if a.floating else "ne", a, 0)
         if not signed and a.floating and element not in FLOATING:
-            return self.let(f"({_TYPES[element]})(({_UNSIGNED[element]}){a.text})", element)
+            return self.let(f"({TYPES[element]})(({_UNSIGNED[element]}){a.text})", element)
         plain = signed or a.floating or a.element == "i1"
         text = a.text if plain else f"(({_UNSIGNED[a.element]}){a.text})"
-        return self.let(f"({_TYPES[element]}){text}", element)
+        return self.let(f"({TYPES[element]}){text}", element)
 
     def bitcast(self, a: Value, element: str) -> Value:
         """Emit a reinterpretation of the bits as another type of the same size."""
-        return self.let(f"as_{_TYPES[element]}({a.text})", element)
+        return self.let(f"as_{TYPES[element]}({a.text})", element)
 
     def where_any(
         self, mask: Value, make: Callable[[], Sequence[Value]], values: Sequence[Value]

@@ -49,7 +49,7 @@ class _Word(IntEnum):
 
 def operand_slots(node: Primitive, outs: list[Primitive]) -> tuple[list[Address], dict[int, int]]:
     """Return the slots of a loop's operands and results, and the index of the slot of each output."""
-    slots = [Address(a.node, a.offset * a.dtype.itemsize) for a in node.args]
+    slots = [Address(a.node, a.offset * a.node.width) for a in node.args]
     where = {n.params: len(slots) + k for k, n in enumerate(outs)}
     return [*slots, *(Address(n, 0) for n in outs)], where
 

@@ -63,14 +63,16 @@ class Primitive:
     # pieces of a "place"
     value: Any = None
     size: int = field(init=False)
+    width: int = field(init=False)  # bytes of an element in memory
 
     def __post_init__(self) -> None:
         self.size = math.prod(self.shape)
+        self.width = self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
         """The size of the result in bytes."""
-        return self.size * self.dtype.itemsize
+        return self.size * self.width
 
     @property
     def tiled(self) -> bool:
@@ -154,7 +156,7 @@ class View:
     @property
     def nbytes(self) -> int:
         """The size of all elements in bytes."""
-        return self.size * self.dtype.itemsize
+        return self.size * self.node.width
 
     @property
     def where(self) -> Any:
@@ -237,6 +239,7 @@ class Dataflow:
         """Append a node to the list of nodes and set its id; return the node."""
         node.id = len(self.nodes)
         node.origin = self.current
+        node.width = max(node.width, self.sizes.least)
         self.nodes.append(node)
         return node
 

@@ -25,6 +25,7 @@ class Target(NamedTuple):
     rows: int
     chunks: int
     sums: int
+    least: int = 1  # bytes: elements of smaller types have this size in memory
 
 
 CPU = Target("cpu", 1 << 14, 1 << 15, 1 << 12, 1 << 15, 8, 64, 1 << 16)

@@ -124,7 +124,7 @@ class Memory:
             return node, 0
         whole, first = self.piece_of[node.id]
         base, offset = self.place(whole)
-        return base, offset + first * node.dtype.itemsize
+        return base, offset + first * node.width
 
     def _find_pieces(self) -> None:
         """Find the nodes that can be computed directly in the memory of the array assembled from them."""
@@ -177,7 +177,7 @@ class Memory:
         for b, (at, output) in zip(blocks, places, strict=True):
             if output is not None:
                 assert b.node is not None
-                self.piece_of[b.node.id] = output, at // b.node.dtype.itemsize
+                self.piece_of[b.node.id] = output, at // b.node.width
             elif b.node is not None:
                 self.offset[b.node.id] = at
         inside = {(at, b.size) for b, (at, output) in zip(blocks, places, strict=True) if not output}
