@@ -107,22 +107,19 @@ class OpenCLDevice(Device):
         self.counts["texts"] += len(texts)
 
     def prepare(self, kernel: Launch) -> Callable[[Sequence[Place]], None]:
-        """Return a function that enqueues a kernel; it sets only arguments that have changed."""
+        """Return a function that enqueues a kernel, given a buffer and an offset for each slot."""
         program, name = self.programs[kernel.text]
         function = self.cl.Kernel(program, name)
+        function.set_scalar_arg_dtypes([None, np.uint64] * len(kernel.slots))
         sizes = tuple(g * s for g, s in zip(kernel.groups, kernel.sizes, strict=True))
-        last: list[Place | None] = [None] * len(kernel.slots)
-        enqueue, queue, counts = self.cl.enqueue_nd_range_kernel, self.queue, self.counts
-        local, set_arg = kernel.sizes, function.set_arg
+        queue, counts, local = self.queue, self.counts, kernel.sizes
 
         def launch(places: Sequence[Place]) -> None:
-            for k, place in enumerate(places):
-                before = last[k]
-                if before is None or before[0] is not place[0] or before[1] != place[1]:
-                    set_arg(2 * k, place[0].raw)
-                    set_arg(2 * k + 1, np.uint64(place[1]))
-                    last[k] = place
-            enqueue(queue, function, sizes, local)
+            given: list[Any] = []
+            for memory, offset in places:
+                given += memory.raw, offset
+            # setting one argument costs 10 µs if it is a number; this sets all, and enqueues, in 2 µs
+            function(queue, sizes, local, *given)
             counts["launches"] += 1
 
         return launch
