@@ -40,12 +40,16 @@ from adjoint.transforms.inputs import name_of
 
 __all__ = ["RESERVED", "Collected", "Item", "Part", "collect"]
 
-# Words of C, C++ and Python that cannot be names.
+# Words of C, C++ and Python, and macros of compilers and headers, that cannot be names.
 RESERVED = frozenset(keyword.kwlist) | frozenset(
-    "alignas alignof asm auto bool case catch char const constexpr decltype default delete do double enum "
-    "explicit export extern float friend goto inline int long main mutable namespace new noexcept nullptr "
-    "operator private protected public register restrict short signed sizeof static struct switch template "
-    "this throw typedef typeid typename union unsigned using virtual void volatile".split()
+    "alignas alignof and_eq asm auto bitand bitor bool case catch char char16_t char32_t char8_t "
+    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit decltype "
+    "default delete do double dynamic_cast enum explicit export extern float friend goto inline int "
+    "long main mutable namespace new noexcept not_eq nullptr operator or_eq private protected public "
+    "register reinterpret_cast requires restrict short signed sizeof static static_assert static_cast "
+    "struct switch template this thread_local throw true false typedef typeid typename typeof "
+    "typeof_unqual union unsigned using virtual void volatile wchar_t xor xor_eq NULL linux unix i386 "
+    "far near interface".split()
 )
 
 

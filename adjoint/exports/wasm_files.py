@@ -21,7 +21,7 @@ _ARRAYS = {
 
 
 def _form(dtype: Any, shape: Any, offset: int | None = None) -> dict[str, Any]:
-    found = {"array": _ARRAYS[dtype.name], "shape": list(shape)}
+    found = {"array": _ARRAYS[dtype.name], "dtype": dtype.name, "shape": list(shape)}
     return found if offset is None else found | {"offset": offset}
 
 
@@ -53,17 +53,16 @@ def types_text(library: Library) -> str:
     """Return the TypeScript types of the module."""
     made = library.collected
 
-    def given(dtype: Any) -> str:
-        array = _ARRAYS[dtype.name]
-        return f"{array} | {'bigint' if array.startswith('Big') else 'number'}[]"
-
     def one(dtype: Any) -> str:
         return "bigint" if _ARRAYS[dtype.name].startswith("Big") else "number"
 
-    arguments = "".join(
-        f"{_shape(i)}  {i.name}: {given(i.dtype)}{'' if i.shape else ' | ' + one(i.dtype)};\n"
-        for i in made.arguments
-    )
+    def given(item: Any) -> str:
+        array, number = _ARRAYS[item.dtype.name], one(item.dtype)
+        if item.dtype.name.endswith("float16"):  # as bits
+            return array
+        return f"{array} | {number}[]{'' if item.shape else f' | {number}'}"
+
+    arguments = "".join(f"{_shape(i)}  {i.name}: {given(i)};\n" for i in made.arguments)
     results = "".join(
         f"{_shape(i)}  {i.name}: {_ARRAYS[i.dtype.name] if i.shape else one(i.dtype)};\n"
         for i in made.results
@@ -82,7 +81,7 @@ export interface Outputs {{
 export interface Parts {{
 {parts}}}
 
-export interface Form {{ array: string; shape: number[]; offset?: number; }}
+export interface Form {{ array: string; dtype: string; shape: number[]; offset?: number; }}
 export const inputs: Record<keyof Inputs, Form>;
 export const outputs: Record<keyof Outputs, Form>;
 export const parts: Record<keyof Parts, Form>;

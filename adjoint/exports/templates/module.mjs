@@ -4,7 +4,7 @@
 //   const state = await create();
 //   const { @RESULTS@ } = state.run({ @ARGUMENTS@ });
 
-/** The arguments, the results and the parts of the state: the array, the shape, and the offset of a part. */
+/** The arguments, the results and the parts of the state: the array, the dtype, the shape, and the offset of a part. */
 export const inputs = @INPUTS@;
 export const outputs = @OUTPUTS@;
 export const parts = @PARTS@;
@@ -114,11 +114,20 @@ export class State {
   }
 }
 
-function checked(name, value, { array, shape }) {
-  const kind = arrays[array], size = elements(shape);
+function listed(name, values, { array, dtype }) {
+  if (dtype.endsWith("float16")) throw new TypeError(`@NAME@: ${name} must be a Uint16Array with the bits of ${dtype}`);
+  const big = array.startsWith("Big"), float = array.startsWith("Float");
+  const found = arrays[array].from(values, (x) => big ? BigInt(typeof x === "bigint" || Number.isInteger(x) ? x : 0) : Number(x));
+  const wrong = values.findIndex((x, i) => float ? typeof x !== "number" : x != found[i]);
+  if (wrong >= 0) throw new TypeError(`@NAME@: ${name} must have elements of ${dtype}, but element ${wrong} is ${values[wrong]}`);
+  return found;
+}
+
+function checked(name, value, form) {
+  const { array, shape } = form, kind = arrays[array], size = elements(shape);
   if (value === undefined) throw new TypeError(`@NAME@: ${name} is missing`);
   if (typeof value === "number" || typeof value === "bigint") value = [value];
-  if (Array.isArray(value)) value = kind.from(array.startsWith("Big") ? value.map(BigInt) : value.flat(Infinity));
+  if (Array.isArray(value)) value = listed(name, value.flat(Infinity), form);
   if (!(value instanceof kind)) throw new TypeError(`@NAME@: ${name} must be a ${array}`);
   if (value.length !== size) throw new RangeError(`@NAME@: ${name} must have ${size} elements (${shape.join(" x ") || "one number"}), but has ${value.length}`);
   return value;
