@@ -103,7 +103,9 @@ class Pattern:
         return found
 
     def csr(self, data: Array) -> Any:
-        """Return a SciPy array in CSR format with the elements ``data``."""
+        """Return a SciPy array in CSR format with the elements ``data``; SciPy has none of half precision."""
+        if data.dtype.itemsize == 2 and data.dtype.kind in "fV":
+            data = data.astype(np.float32)
         found = copy.copy(self.checked)
         found.data, found.indices, found.indptr = data, self.indices.copy(), self.indptr.copy()
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from typing import Any
 
@@ -77,9 +78,13 @@ def test_hessians_read_transposed_entries() -> None:
     np.testing.assert_allclose(found(X).toarray(), ad.hessian(f)(X), rtol=1e-13)
 
 
-def test_float32_and_complex() -> None:
+def test_dtypes() -> None:
     found = ad.jacobian(chain, sparse=True)(X.astype(np.float32))
     assert found.dtype == np.float32
+    half = X.astype(np.float16)  # SciPy has no matrices of float16
+    found, dense = ad.jacobian(chain, sparse=True)(half), ad.jacobian(chain)(half)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found.toarray(), dense)
     z = X * (1 + 0.5j)
     with pytest.raises(ad.errors.DTypeError, match="holomorphic=True"):
         ad.jacobian(chain, sparse=True)(z)
@@ -352,6 +357,17 @@ def test_a_wrong_mode() -> None:
         ad.hessian(energy, sparse="rows")  # type: ignore[arg-type]
     with pytest.raises(ad.errors.InputError, match="expected a function"):
         ad.jacobian(3, sparse=True)  # type: ignore[arg-type]
+
+
+def test_errors_name_the_function_of_the_user() -> None:
+    def noisy(x):
+        return x * random.random()
+
+    for derivative in (ad.jacobian(noisy, sparse=True), ad.compile(ad.jacobian(noisy, sparse=True))):
+        with pytest.raises(
+            ad.errors.TransformError, match=r"ad\.compile: noisy \(.*test_derivatives\.py:\d+\)"
+        ):
+            derivative(X)
 
 
 def test_many_products_are_a_warning() -> None:

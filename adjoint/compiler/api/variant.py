@@ -51,7 +51,6 @@ from adjoint.core.node import LEAF, Node
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.user_code import warn
 from adjoint.errors import TransformError, install_command
-from adjoint.transforms.inputs import name_of
 from adjoint.words import count
 
 __all__ = ["Variant"]
@@ -74,7 +73,7 @@ class Variant:
     ) -> None:  # fmt: skip
         start = time.perf_counter()
         self.f = f
-        self.name = name_of(f)
+        self.name = parameters.function
         self.backend = backend if backend != "auto" or has_llvm() else "replay"
         self.native: native.Native | None = None
         self.directs: dict[Any, Callable[..., Any]] = {}  # see ``make_direct``

@@ -68,8 +68,9 @@ class Parameters:
     """
 
     def __init__(self, f: Callable[..., Any], static: Any) -> None:
-        self.function = name_of(f)
-        code = getattr(getattr(f, "__func__", f), "__code__", None)
+        shown = getattr(getattr(f, "__self__", None), "__wrapped__", f)  # of a sparse derivative
+        self.function = name_of(shown)
+        code = getattr(getattr(shown, "__func__", shown), "__code__", None)
         line = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
         self.place = f"{self.function}{line}"  # for messages: its name, and the line of its definition
         try:
