@@ -14,6 +14,7 @@ from adjoint.core.batching import Batched, full_batch, held
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.op import Op
 from adjoint.core.shapes import Shape, canonical_axes, canonical_axis, whole_number, without_gradient
 from adjoint.core.tensor import Tensor
@@ -101,16 +102,66 @@ def _searchsorted_batch(op: Op, size: int, /, x: Batched, v: Batched, side: str)
     return held.sum(before, axis=(-1,), keepdims=False)
 
 
+# Native forms ------------------------------------------------------------------------------------
+
+
+def _flipped(xp: Primitives, x: View, axis: int) -> View:
+    """Return ``x`` with the order of its elements along ``axis`` reversed."""
+    key = [slice(None)] * x.ndim
+    key[axis] = slice(None, None, -1)
+    return xp.graph.slice(x, key)
+
+
+def _native_argsort(xp: Primitives, x: View, axis: int, descending: bool, stable: bool) -> View:
+    x, n = xp.view(x), xp.view(x).shape[axis]
+    last = x.ndim + axis
+    axes = [*(k for k in range(x.ndim) if k != last), last]
+    ordered = xp.order(xp.graph.permute(_flipped(xp, x, axis) if descending else x, axes))
+    found = xp.graph.permute(ordered, [axes.index(k) for k in range(x.ndim)])
+    return n - 1 - _flipped(xp, found, axis) if descending else found
+
+
+def _native_sort(xp: Primitives, x: View, **params: Any) -> View:
+    return xp.take_along_axis(x, _native_argsort(xp, x, **params), axis=params["axis"])
+
+
+def _native_argtopk(xp: Primitives, x: View, k: int, axis: int, largest: bool) -> View:
+    found = _native_argsort(xp, x, axis, largest, True)
+    key = [slice(None)] * found.ndim
+    key[axis] = slice(k)
+    return xp.graph.slice(found, key)
+
+
+def _native_searchsorted(xp: Primitives, x: View, v: View, side: str) -> View:
+    """Search all elements of ``v`` at once: the bits of a position, the highest first."""
+    x, v = xp.alike(xp.view(x), v)
+    n = x.shape[0]
+    if not n:
+        raise NotNative("a search in an empty array has no native form")
+    found = xp.full(v.shape, 0, np.dtype(np.int64))
+    for bit in reversed(range(n.bit_length())):
+        place = found + (1 << bit)
+        at = xp.gather(x, xp.minimum(place, n) - 1)
+        before = at < v if side == "left" else at <= v
+        if v.dtype.kind == "f":  # NaN comes last
+            last = v != v
+            before = xp.logical_or(before, xp.logical_and(last, at == at) if side == "left" else last)
+        found = xp.select(xp.logical_and(place <= n, before), place, found)
+    return found
+
+
+# The table ---------------------------------------------------------------------------------------
+
 # These compute bfloat16 in float32, because NumPy does not sort the NaNs of bfloat16 to the end.
 _SORTING = ("axis", "descending", "stable")
 define("argsort", in_float32(_argsort), None, kind="general", params=_SORTING, reason=_WHY,
-       batch="leading", method=True, reference="formula", doc="The indices that sort the elements along an axis.")  # fmt: skip
+       batch="leading", method=True, reference="formula", lower=_native_argsort, doc="The indices that sort the elements along an axis.")  # fmt: skip
 define("sort", in_float32(_sort), _sort_rule, saves="x", kind="general", params=_SORTING, jvp=_sort_jvp, selects=True,
-       batch="leading", method=True, reference="formula", doc="The elements sorted along an axis.")  # fmt: skip
+       batch="leading", method=True, reference="formula", lower=_native_sort, doc="The elements sorted along an axis.")  # fmt: skip
 define("argtopk", in_float32(_argtopk), None, kind="general", params=("k", "axis", "largest"), reason=_WHY,
-       batch="leading", reference="formula", doc="The indices of the k largest or smallest elements.")  # fmt: skip
+       batch="leading", reference="formula", lower=_native_argtopk, doc="The indices of the k largest or smallest elements.")  # fmt: skip
 define("searchsorted", in_float32(lambda x, v, side: np.searchsorted(x, v, side=side)), None, None,
-       kind="general", params=("side",), reason=_WHY, batch=_searchsorted_batch, doc="The indices at which elements would be inserted into a sorted vector.")  # fmt: skip
+       kind="general", params=("side",), reason=_WHY, batch=_searchsorted_batch, lower=_native_searchsorted, doc="The indices at which elements would be inserted into a sorted vector.")  # fmt: skip
 
 
 # Sorting ---------------------------------------------------------------------------------------

@@ -34,11 +34,11 @@ def close(found: Any, wanted: Any) -> None:
 def mixed(x: Any, y: Any, s: float) -> Any:
     """Calls that read inputs, kernels' results, outputs, views, numbers and other calls' results."""
     h = ad.tanh(x) * s
-    z = ad.sort(h)
-    turned = ad.sort(h.T[1:])
+    z = ad.special.dawsn(h)
+    turned = ad.special.dawsn(h.T[1:])
     return {
-        "exp": ad.exp(z) + h, "output of a call": z, "output that a call reads": h, "indices": ad.argsort(y),
-        "complex": ad.fft.fft(h).real * 2, "input": ad.sort(x), "view": turned + y[0, 0], "twice": ad.argsort(z),
+        "exp": ad.exp(z) + h, "output of a call": z, "output that a call reads": h, "indices": ad.linalg.matrix_rank(y),
+        "complex": ad.fft.fft(h).real * 2, "input": ad.special.dawsn(x), "view": turned + y[0, 0], "twice": ad.special.dawsn(z),
         "weak": s * 2, "sum": z.sum() + turned.sum(),
     }  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_operands_and_results_of_calls() -> None:
 
 
 def test_large_results_are_not_copied() -> None:
-    f = lambda x: ad.sort(ad.tanh(x)) * 2
+    f = lambda x: ad.special.dawsn(ad.tanh(x)) * 2
     compiled, x = native(f), ad.tensor(np.random.default_rng(0).normal(size=20_000))
     for _ in range(2):
         close(compiled(x), f(x))
@@ -72,7 +72,7 @@ def test_a_step_with_a_call_is_one_entry() -> None:
         def step(x: Any, y: Any) -> Any:
             optimizer.zero_grad()
             errors = ((model(x) - y) ** 2).mean(1)
-            loss = ad.sort(errors)[:6].mean()  # without the largest
+            loss = ad.special.dawsn(errors)[:6].mean()
             loss.backward()
             optimizer.step()
             return loss
@@ -98,7 +98,7 @@ def test_an_error_in_a_call_changes_nothing() -> None:
         low = ad.linalg.cholesky(x * 2.0)  # native; fails before the call
         with ad.no_grad():
             state.copy_(z)
-        return ad.sort(low.sum(0)) + z
+        return ad.special.dawsn(low.sum(0)) + z
 
     compiled = native(f)
     good, bad = np.array([[2.0, 1.0], [1.0, 2.0]]), np.array([[1.0, 2.0], [2.0, 1.0]])

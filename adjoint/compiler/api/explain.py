@@ -19,7 +19,8 @@ __all__ = ["explain"]
 
 _KINDS = {
     "loop": "loop", "matmul": "product", "conv": "conv", "conv_input": "conv", "conv_weight": "conv",
-    "place": "pieces", "scatter": "scatter", "matrix": "matrix", "repeat": "steps",
+    "place": "pieces", "scatter": "scatter", "matrix": "matrix", "order": "order",
+    "repeat": "steps",
 }  # fmt: skip
 _SECONDS, _ROUNDS = 0.05, 20  # limits of the measurement of times
 

@@ -29,6 +29,8 @@ __all__ = ["small_kernel"]
 
 _MOST = 2500  # simple operations per iteration: longer bodies are not small
 _LARGEST = 64  # elements: bodies with a larger array are not small
+# primitives that have kernels of their own
+_LARGE = frozenset("call part repeat out scatter matrix order conv conv_input conv_weight".split())
 
 
 def small_kernel(machine: Machine, node: Primitive, outs: list[Primitive]) -> Kernel | None:
@@ -43,7 +45,7 @@ def small_kernel(machine: Machine, node: Primitive, outs: list[Primitive]) -> Ke
 
 def _cost(n: Primitive, steps: Steps) -> float:
     """Return the number of simple operations of a node; infinite if small loops do not support the node."""
-    if n.op in ("call", "part", "repeat", "out", "scatter", "matrix", "conv", "conv_input", "conv_weight"):
+    if n.op in _LARGE:
         return math.inf
     if n.op == "gather":
         table, first = n.args[1].node, steps.carries + steps.rows

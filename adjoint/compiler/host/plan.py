@@ -14,6 +14,7 @@ from adjoint.compiler.emit.loop import loop_kernel
 from adjoint.compiler.emit.machine import Machine, machine
 from adjoint.compiler.emit.matrix import matrix_kernel
 from adjoint.compiler.emit.move import place_kernels, scatter_kernels
+from adjoint.compiler.emit.order import order_kernel
 from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.schedule.fuse import PRODUCTS, Fusion
@@ -101,6 +102,10 @@ class Plan(Groups):
             return scatter_kernels(self.machine, node)
         if g.kind == "matrix":
             return [matrix_kernel(self.machine, node)]
+        if g.kind == "order":
+            kernel, space = order_kernel(self.machine, node, self.threads)
+            self.workspaces.append((index, space, [kernel]))
+            return [kernel]
         if g.kind == "repeat":
             return [self._repeat(node, g.nodes[1:])]
         return place_kernels(self.machine, self.graph, node, self.memory.pieces_in_place(node))

@@ -26,7 +26,7 @@ __all__ = ["DTYPES", "Dataflow", "Primitive", "View", "is_half", "is_stored", "r
 DTYPES = frozenset(map(np.dtype, "? b B h H i I l L q Q f d".split()))  # dtypes that kernels can compute
 _MOVES = frozenset(("copy", "astype", "where", "place", "gather"))  # primitives of half precision
 # They read memory as it is; others convert operands of half precision to float32 when they read them.
-_WHOLE = frozenset("copy place gather scatter matmul conv conv_input conv_weight matrix".split())
+_WHOLE = frozenset("copy place gather scatter matmul conv conv_input conv_weight matrix order".split())
 _BOOL = np.dtype(bool)
 
 
@@ -47,9 +47,9 @@ class Primitive:
 
     ``op`` is "source" (an array given at each call), "number" (a Python float given at each call),
     "constant", "reduce", "matmul", "conv", "conv_input", "conv_weight", "place" (an array assembled from
-    pieces), "gather", "scatter", "matrix" (linear algebra on small matrices), "call" (a call of NumPy),
-    "part" (one result of a call), "repeat" (a loop), "out" (one result of a loop) or the name of an
-    elementwise primitive.
+    pieces), "gather", "scatter", "matrix" (linear algebra on small matrices), "order" (argsort), "call"
+    (a call of NumPy), "part" (one result of a call), "repeat" (a loop), "out" (one result of a loop) or the
+    name of an elementwise primitive.
     """
 
     op: str

@@ -25,7 +25,7 @@ FULL, KEPT = "full", "kept"
 GIVEN = frozenset(("source", "number", "constant"))
 PRODUCTS = frozenset(("matmul", "conv", "conv_input"))  # elementwise nodes can join their groups
 # they start a group of their own
-ALONE = PRODUCTS | {"conv_weight", "place", "scatter", "matrix", "call", "repeat"}
+ALONE = PRODUCTS | {"conv_weight", "place", "scatter", "matrix", "order", "call", "repeat"}
 CHEAP = frozenset(("add", "subtract", "multiply", "negative", "abs", "maximum", "minimum", "copy"))
 MOST = 64  # largest number of nodes in one kernel
 _AGAIN, _ARRAYS = 4, 2  # limits for computing a value again in a later loop: nodes, and arrays to read

@@ -105,7 +105,17 @@ def _is_number(a: View) -> bool:
     todo: list[Any] = [a.node] if a.node.op not in GIVEN else []
     while todo:
         n = todo.pop()
-        if n.size != 1 or n.op in ("reduce", "call", "part", "repeat", "out", "gather", "matmul", "matrix"):
+        if n.size != 1 or n.op in (
+            "reduce",
+            "call",
+            "part",
+            "repeat",
+            "out",
+            "gather",
+            "matmul",
+            "matrix",
+            "order",
+        ):
             return False
         todo += [b.node for b in n.args if b.node.op not in GIVEN]
     return True
