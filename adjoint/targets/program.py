@@ -17,8 +17,11 @@ from adjoint.compiler.capture.trace import Trace
 from adjoint.compiler.host.call import make_call
 from adjoint.compiler.lower.graph import View
 from adjoint.compiler.lower.lower import Lowered
+from adjoint.compiler.program.inputs import Source
 from adjoint.compiler.program.program import Program
-from adjoint.compiler.program.writes import Action, CellWrite, DataWrite, GradWrite
+from adjoint.compiler.program.scalars import split
+from adjoint.compiler.program.symbols import Number
+from adjoint.compiler.program.writes import Action, CellWrite, DataWrite, GradWrite, PlaceWrite
 from adjoint.compiler.replay import replay
 from adjoint.compiler.schedule.groups import replacements
 from adjoint.compiler.schedule.rows import update_rows
@@ -43,7 +46,10 @@ class DeviceProgram:
     """
 
     def __init__(self, device: Device, program: Program, trace: Trace, count: int, name: str) -> None:
-        self.device, self.program, self.name = device, program, name
+        self.device, self.name, self.whole = device, name, program
+        self.slow = make_call(program, trace, replay.build(program), count)
+        self.split = split(program)  # the host computes numbers first
+        self.program = program = program if self.split is None else self.split.program
         with device.lock:
             device.check_alive()
             self.lowered = Lowered(program, device.dialect.sizes)
@@ -57,7 +63,6 @@ class DeviceProgram:
         # random numbers that no kernel reads are drawn, too: the generators must advance as in eager mode
         self.drawn = sorted({*self.read, *(k for k, s in enumerate(program.sources) if s.kind == "draw")})
         self.copies: dict[int, tuple[Any, int, Memory]] = {}  # of arrays that did not change: array, version
-        self.slow = make_call(program, trace, replay.build(program), count)
         draws = [s.owner for s in program.sources if s.kind == "draw"]
         self.generators = Generators.drawn_by(draws) if draws else None
         self._find_numbers()
@@ -122,6 +127,13 @@ class DeviceProgram:
     def _run(self, moving: Sequence[Any]) -> list[Any] | None:
         """Run a call on the device; return None, and change nothing, if a check has failed."""
         plan, device = self.plan, self.device
+        merged: Any = None
+        if self.split is not None:
+            try:
+                rest, merged = self.split.compute(*map(partial(_number_of, moving), self.whole.sources))
+            except Exception:  # such as a division by zero: Python raises it again
+                return None
+            moving = [*moving, *rest[len(self.split.kept) :]]
         given = self._numbers(moving)
         for k in self.drawn:
             if k not in given:
@@ -138,8 +150,9 @@ class DeviceProgram:
             self._output(v, made, moving, o)
             for v, o in zip(plan.results, self.program.outputs(), strict=True)
         ]
-        _Commit(self.program, outputs, moving).run()
-        return outputs[: len(self.program.results)]
+        outputs = outputs if merged is None else merged(outputs)
+        _Commit(self.whole, outputs, moving).run()
+        return list(outputs[: len(self.whole.results)])
 
     def _output(self, v: View, made: dict[int, Place], moving: Sequence[Any], o: Any) -> Any:
         """Return a new value, or an array if no kernel computes it."""
@@ -163,7 +176,7 @@ class DeviceProgram:
         dtypes, at = [], 0
         for k in self.read:
             s = self.program.sources[k]
-            if s.value.weak or s.kind == "numbers":
+            if s.value.weak or s.kind in ("numbers", "scalar"):
                 dtype = np.dtype(np.float64) if s.value.weak else s.value.dtype
                 dtypes.append((k, at, dtype, s.value.size))
                 at += -(-dtype.itemsize * s.value.size // _LINE) * _LINE
@@ -184,6 +197,8 @@ class DeviceProgram:
     def _value(self, k: int, moving: Sequence[Any]) -> Any:
         """Return the present value of an input: a ``DeviceValue``, an array or a number."""
         s = self.program.sources[k]
+        if s.kind == "scalar":  # they are the last sources, and the last values
+            return moving[k - len(self.program.sources)]
         if s.kind in ("argument", "argument grad"):
             a = moving[s.owner]
             if s.kind == "argument grad":
@@ -240,6 +255,9 @@ class _Commit:
                     self._data(owner, given[0])
                 elif isinstance(w, GradWrite):
                     self._grad(owner, given[0])
+                elif isinstance(w, PlaceWrite):
+                    self.undo.append(partial(w.owner.put, w.owner.read()))
+                    w.owner.put(given[0])
                 else:
                     assert isinstance(w, CellWrite)
                     container, key = owner
@@ -288,6 +306,13 @@ def _fetched(value: Any) -> Any:
 def as_tensor(value: Any) -> Tensor:
     """Return a tensor with a value of a device or an array."""
     return remote(value) if type(value) is DeviceValue else wrap(value)
+
+
+def _number_of(moving: Sequence[Any], s: Source) -> Any:
+    """Return the present value of an input that is a Python number; None for another input."""
+    if s.kind == "argument" and isinstance(s.value, Number):
+        return moving[s.owner]
+    return s.read() if s.kind == "variable" else None
 
 
 def _typed(value: Any, source: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -219,6 +220,58 @@ def test_random_numbers_are_those_of_the_cpu() -> None:
     x = ad.tensor(np.ones(4))
     for a, b in zip(*([f(x).numpy() for _ in range(3)] for f in map(make, ("cpu", "opencl"))), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+class Counts:
+    """Numbers that compiled functions read and change."""
+
+    def __init__(self) -> None:
+        self.n, self.s, self.last = 0, 1.0, 0
+
+
+def _counted(c: Counts, t: Any, k: Any) -> Any:
+    c.n += 1
+    return t * c.n
+
+
+def _decayed(c: Counts, t: Any, k: Any) -> Any:
+    c.s = c.s * 0.9**k
+    return t * c.s + k // 2, c.s, k * 2, k / 3
+
+
+def _kept(c: Counts, t: Any, k: Any) -> Any:
+    c.last = k
+    return t * (10 // k)  # k is 0 in one call
+
+
+def _at(c: Counts, t: Any, k: Any) -> Any:
+    c.n += 1
+    return t[k % 3], t[ad.asarray(k)]  # out of range in one call
+
+
+def _array(c: Counts, t: Any, k: Any) -> Any:
+    return ad.arange(5) * k + t[0], ad.full((2,), k)
+
+
+def _loop(c: Counts, t: Any, k: Any) -> Any:
+    return ad.scan(lambda carry, row: (carry * k + row, carry), t, ad.ones((4, 3)))
+
+
+@pytest.mark.parametrize("f", [_counted, _decayed, _kept, _at, _array, _loop])
+def test_numbers_that_change_do_not_trace_again(f: Any) -> None:
+    """The host computes them before each call, as for the CPU; a call that fails changes none."""
+    found = []
+    for device in ("cpu", "opencl"):
+        c, results = Counts(), []
+        step = ad.compile(functools.partial(f, c), device=device)
+        for k in (1, 2, 5, 0, 3, 2**60):
+            try:
+                values = [np.asarray(v) for v in ad.tree.leaves(step(ad.tensor([1.0, 2.0, 3.0]), k))]
+            except (ZeroDivisionError, IndexError) as error:
+                values = [type(error)]
+            results.append((values, dict(vars(c))))
+        found.append((results, step.stats()["traces"]))
+    np.testing.assert_equal(found[1], found[0])
 
 
 def test_numbers_and_empty_arrays() -> None:

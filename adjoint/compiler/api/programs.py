@@ -190,8 +190,6 @@ class Programs:
         function itself changes.  Programs that a value of them was traced for are deleted.
         """
         new: set[Any] = set()
-        if self._target is not None:  # programs of devices have constants
-            return call
         for v in list(self._variants):
             changed = call.changed_integers(v.key, self._parameters)
             if v.changed or v.key == call.key or call.differs_in_shapes(v.key):
