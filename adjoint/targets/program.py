@@ -87,10 +87,10 @@ class DeviceProgram:
             for n in graph.nodes:
                 reason = self.device.refuses(n.dtype)
                 if reason and n.op not in ("repeat", "number"):
+                    what = "reads an input" if n.op == "source" else f"computes {n.origin or n.op}"
                     raise DeviceError(
-                        f"{self.name} computes {n.origin or n.op} in {n.dtype}, but {self.device.info.name} "
-                        f"{reason}.\n  Use float32 (such as model.astype(np.float32)), or another "
-                        "device."
+                        f"{self.name} {what} in {n.dtype}, but {self.device.info.name} {reason}.\n"
+                        "  Use float32 (such as model.astype(np.float32)), or another device."
                     )
 
     def explain(self) -> str:

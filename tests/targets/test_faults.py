@@ -15,7 +15,13 @@ from opencl import DEVICE, cl, on_opencl
 
 import adjoint as ad
 from adjoint import nn, optim, targets
-from adjoint.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from adjoint.errors import (
+    ArgumentError,
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+    MissingExtraError,
+)
 from adjoint.targets.opencl import OpenCLDevice
 
 
@@ -51,6 +57,24 @@ class Net:
         return [*found, self.opt.step_count, list(unit.steps), repr(self.noise.state)]
 
 
+class Rows(Net):
+    """The same step in a loop over rows that an index selects: the flag of its check is read."""
+
+    def step(self, x: Any) -> Any:
+        self.opt.zero_grad()
+
+        def body(total: Any, i: Any) -> Any:
+            return total + (self.last(ad.tanh(self.first(x[i]))) ** 2).sum(), None
+
+        noise = self.noise.normal(dtype=np.float32)
+        loss = ad.scan(body, ad.tensor(np.float32(0)), ad.tensor([0, 3, 1, 1, 2, 0, 3, 2]))[0] * noise
+        loss.backward()
+        self.opt.step()
+        with ad.no_grad():
+            self.count.copy_(self.count + loss.detach())
+        return loss
+
+
 class Faulty(OpenCLDevice):
     """The OpenCL device, which raises ``error`` at one call of its driver."""
 
@@ -76,6 +100,14 @@ class Faulty(OpenCLDevice):
     def _read(self, memory: Any, offset: int, array: Any) -> None:
         self._count("read")
         super()._read(memory, offset, array)
+
+    def _fill(self, memory: Any, offset: int, size: int) -> None:
+        self._count("fill")
+        super()._fill(memory, offset, size)
+
+    def _copy(self, to: Any, at: int, source: Any, offset: int, size: int) -> None:
+        self._count("copy")
+        super()._copy(to, at, source, offset, size)
 
     def _build(self, texts: Sequence[str]) -> None:
         self._count("build")
@@ -113,23 +145,33 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], type]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("first", [True, False], ids=["first call", "second call"])
-def test_every_call_of_the_driver_may_fail(faulty: Faulty, kind: str, first: bool) -> None:
+CALLS = {Net: {"write", "launch", "alloc"}, Rows: {"write", "launch", "alloc", "fill", "copy", "read"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "first"),
+    [
+        *((Net, kind, first) for kind in ERRORS for first in (True, False)),
+        (Rows, "lost", False),
+        *(pytest.param(Rows, kind, True, marks=pytest.mark.soak) for kind in ERRORS),
+        pytest.param(Rows, "memory", False, marks=pytest.mark.soak),
+    ],
+)
+def test_every_call_of_the_driver_may_fail(faulty: Faulty, model: type, kind: str, first: bool) -> None:
     """Nothing has changed, and the next call works, unless the device is lost."""
     make, raised = ERRORS[kind]
     faulty.error = make
-    reference = Net()
+    reference = model()
     counted = on_opencl(reference.step)
     if not first:
         counted(reference.x)
     faulty.calls.clear()
     counted(reference.x)
     calls = list(faulty.calls)
-    assert set(calls) == {"write", "launch", "alloc"} | ({"build", "prepare"} if first else set())
+    assert set(calls) == CALLS[model] | ({"build", "prepare"} if first else set())
     wanted = reference.snapshot()
     for n in range(len(calls)):
-        net = Net()
+        net = model()
         step = on_opencl(net.step)
         if not first:
             step(net.x)
@@ -185,6 +227,30 @@ def test_a_driver_that_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         DeviceError, match=r"a program failed on opencl:0 \(.*\): (.|\n)*\n  Update the driver of"
     ):
         on_opencl(lambda x: ad.tanh(x) * 3)(ad.tensor([1.0, 2.0]))
+
+
+def test_a_machine_without_the_extra_or_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_opened", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(cl, "get_platforms", list)
+        with pytest.raises(ArgumentError, match=r"there is no OpenCL device\.\n  Install the driver"):
+            on_opencl(lambda x: x)
+        assert not any(d.name.startswith("opencl") for d in ad.devices())
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    with pytest.raises(MissingExtraError, match=r"pyopencl.*\[opencl\]"):
+        on_opencl(lambda x: x)
+    assert not any(d.name.startswith("opencl") for d in ad.devices())
+
+
+def test_a_device_without_float64(faulty: Faulty) -> None:
+    faulty.info = faulty.info._replace(float64=False)
+    w = ad.tensor([1.0, 2.0])
+    f = on_opencl(lambda x: w.copy_(w + x))
+    with pytest.raises(
+        DeviceError, match=r"reads an input in float64, but opencl:0 has no float64.\n  Use float32 "
+    ):
+        f(ad.tensor([1.0, 1.0]))
+    assert w.tolist() == [1.0, 2.0] and not faulty.calls
 
 
 OWN = {"adjoint.targets.program", "adjoint.targets.values", "adjoint.targets.plan", "adjoint.optim.traced"}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -58,6 +61,22 @@ def test_without_barriers_the_order_of_threads_changes_bits(monkeypatch: pytest.
     """So the test above can fail."""
     bits = {digest(train("mlp", "SGD", on_device(monkeypatch, order, False), 1)[0]) for order in ORDERS}
     assert len(bits) > 1
+
+
+def test_the_number_of_threads_of_the_driver_changes_no_bit() -> None:
+    code = "from device_models import *; import functools; from opencl import on_opencl; "
+    code += "print(digest(train('embedding', 'Adam', on_opencl, 3)[0]))"
+    bits = []
+    for threads in ("1", "2"):
+        environment = {
+            **os.environ,
+            "POCL_MAX_PTHREAD_COUNT": threads,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        bits.append(
+            subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=environment)
+        )
+    assert len({each.stdout for each in bits}) == 1 and len(bits[0].stdout.strip()) == 64
 
 
 @pytest.mark.parametrize("depth", [1, 3])

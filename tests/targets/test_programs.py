@@ -107,7 +107,8 @@ def test_random_steps(seed: int) -> None:
         for found, wanted in run_beside(plan, functools.partial(ad.compile, device="opencl"), 3):
             assert_close(found, wanted, tolerance)
     except DeviceError as error:
-        pytest.skip(str(error))  # the step has an op without a native form
+        if "cannot run on opencl:0" not in str(error):  # an op without a native form
+            raise
 
 
 def test_the_page_lists_all_ops_without_a_native_form() -> None:
