@@ -11,6 +11,7 @@ from adjoint.compiler.schedule.fuse import FULL, Fusion
 from adjoint.targets.body import Body, Launch, at
 from adjoint.targets.dialect import OpenCL
 from adjoint.targets.loop import loop_kernel
+from adjoint.targets.order import order_kernels
 
 __all__ = ["collect", "copy", "place_kernels", "scatter_kernels"]
 
@@ -101,40 +102,25 @@ def copy(
 def scatter_kernels(d: OpenCL, graph: Dataflow, group: Fusion) -> tuple[list[Launch], int]:
     """Return the kernels of a "scatter" node, and the bytes of temporary memory that they need.
 
-    The first copies the array.  In the second each thread finds the rank of one position; equal positions
-    keep their order.  In the third, one thread per element of the first row with a position adds all rows
-    with this position, in order.
+    The first copies the array.  Then the positions are sorted; equal positions keep their order.  In the
+    last, one thread per element of the first row with a position adds all rows with this position, in order.
     """
     node = group.nodes[0]
     base, positions, _ = node.args
     mode, width = node.params
     count = positions.size
     first = copy(d, graph, node, graph.reshape(base, (node.size,)), (1,), 0)
-    b = Body(d, group)
-    element = element_of(positions.dtype)
-    spots, order = b.slot(positions.node, positions.offset), b.workspace("i32")
-    b.line(d.index("i", "GID(0)"))
-    b.line(f"if (i < {count}) {{")
-    mine = b.w.let(d.load(spots, element, "i"), element)
-    b.line(d.variable("rank", "i32", "0"))
-    b.line(d.each("j", 0, count))
-    other = b.w.let(d.load(spots, element, "j"), element)
-    less, same = b.w.compare("slt", other, mine), b.w.compare("eq", other, mine)
-    b.line(f"if ({less.text} || ({same.text} && j < i)) {{ rank += 1; }}")
-    b.line("}")
-    b.line(d.store(order, "i32", "rank", "i"))
-    b.line("}")
-    rank = b.launch((-(-count // d.flat),), (d.flat,))
-    return [first, rank, _put_rows(d, group, mode, width)], 4 * count
+    ranks, space, at = order_kernels(d, group, positions, count, None)
+    return [first, *ranks, _put_rows(d, group, mode, width, at)], space
 
 
-def _put_rows(d: OpenCL, group: Fusion, mode: str, width: int) -> Launch:
-    """Return the kernel that adds or assigns the rows, given their order."""
+def _put_rows(d: OpenCL, group: Fusion, mode: str, width: int, at: int) -> Launch:
+    """Return the kernel that adds or assigns the rows, given their order, ``at`` bytes into the workspace."""
     node = group.nodes[0]
     _, positions, values = node.args
     b, count = Body(d, group), positions.size
     element, kind = element_of(positions.dtype), element_of(node.dtype)
-    spots, order = b.slot(positions.node, positions.offset), b.workspace("i32")
+    spots, order = b.slot(positions.node, positions.offset), b.workspace("i32", at)
     given, out = b.slot(values.node, values.offset), b.slot(node)
 
     def spot(place: str) -> str:

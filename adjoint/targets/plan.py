@@ -18,6 +18,7 @@ from adjoint.targets.device import Device, Place
 from adjoint.targets.loop import loop_kernel
 from adjoint.targets.matrix import matrix_kernel
 from adjoint.targets.move import collect, place_kernels, scatter_kernels
+from adjoint.targets.order import order_kernels
 from adjoint.targets.product import product_kernel
 
 __all__ = ["DevicePlan"]
@@ -75,6 +76,10 @@ class DevicePlan(Groups):
             return [_Repeat(self.device, node, g.nodes[1:])]
         if g.kind == "scatter":
             kernels, space = scatter_kernels(d, self.graph, g)
+            self.workspaces.append((index, -(-space // 64) * 64, kernels))
+            return list(kernels)
+        if g.kind == "order":
+            kernels, space, _ = order_kernels(d, g, node.args[0], node.shape[-1], node)
             self.workspaces.append((index, -(-space // 64) * 64, kernels))
             return list(kernels)
         return list(place_kernels(d, self.graph, node, self.memory.pieces_in_place(node)))

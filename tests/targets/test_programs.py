@@ -73,6 +73,23 @@ def test_all_functions_of_a_dtype(dtype: str) -> None:
     agrees(everything, operands(dtype), 32)
 
 
+@pytest.mark.parametrize(("dtype", "n"), [("f4", 600), ("u1", 9), ("?", 300), ("i8", 256)])
+def test_sorting(dtype: str, n: int) -> None:
+    """Rows longer than a work-group are merged; equal elements keep their order, and NaN comes last."""
+    draw = np.random.default_rng(n)
+    x, at = draw.integers(0, n // 3, (2, n)).astype(dtype), ad.tensor(draw.integers(0, 7, n))
+    if dtype == "f4":
+        x[draw.random(x.shape) < 0.1], x[draw.random(x.shape) < 0.1] = np.nan, -0.0
+
+    def f(x: Any, at: Any) -> Any:
+        rows = ad.grad(lambda t: (t[at] * ad.arange(float(n))[:, None]).sum())(ad.ones((7, 2)))
+        return ad.argsort(x), ad.sort(x, axis=0), ad.argsort(x, descending=True), rows
+
+    for a, b in zip(on_opencl(f)(ad.tensor(x), at), f(ad.tensor(x), at), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+        assert a.dtype == b.dtype
+
+
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(k, marks=pytest.mark.soak) for k in range(4, 100))]
 )

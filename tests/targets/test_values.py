@@ -310,12 +310,12 @@ def test_an_op_without_a_native_form_is_named_before_anything_is_written() -> No
     @on_opencl
     def f(x: Any) -> Any:
         w.copy_(w + x)
-        return ad.sort(w)
+        return ad.special.digamma(w)
 
     with pytest.raises(DeviceError) as error:
         f(ad.tensor([2.0, 1.0]))
     text = str(error.value)
-    assert "test_values.py" in text and "sort cannot run on opencl:0" in text and 'device="cpu"' in text
+    assert "test_values.py" in text and "digamma cannot run on opencl:0" in text and 'device="cpu"' in text
     assert w.tolist() == [1.0, 2.0]
 
 
