@@ -348,6 +348,7 @@ def test_dtypes_of_numbers_in_native_code(backend: str) -> None:
 @pytest.mark.parametrize(
     "expression",
     "ad.real(r) ad.positive(r)*x32 ad.conj(r)*x32 ad.copy(r)*x32 ad.where(True,r,r)*x32 ad.sort(ad.real(r)*x32) "
+    "ad.logcumsumexp(ad.ravel(r)) ad.logcumsumexp(ad.broadcast_to(r,(3,)))*x32 ad.argsort(ad.broadcast_to(r,(2,3)).T) "
     "ad.sort(ad.ravel(r)) ad.sort(ad.broadcast_to(r,(3,)))*x32 ad.cumsum(ad.broadcast_to(r,(2,2)),axis=0)".split(),
 )
 def test_arrays_made_of_a_number_in_native_code(expression: str) -> None:

@@ -77,7 +77,9 @@ class Calls:
         node, numbers, values = v.node, self.numbers, self.values
         if node.op == "number":
             k = node.params
-            return (lambda: numbers.item(k)) if v.weak else (lambda: np.asarray(numbers.item(k)))
+            if v.weak:
+                return lambda: numbers.item(k)
+            return self._viewed(v, lambda: np.asarray(numbers.item(k), node.dtype))
         if node.op == "part":
             key = node.args[0].node.id, node.params
             return (lambda: values[key]) if v.weak else self._viewed(v, lambda: values[key])
