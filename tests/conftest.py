@@ -16,6 +16,7 @@ import table  # noqa: F401  takes note of the built-in ops before a test defines
 from hypothesis import HealthCheck, settings
 
 from adjoint.config import special
+from adjoint.context import init_generator
 
 # The same examples in every run; how long one takes is no matter of a test.
 settings.register_profile(
@@ -37,6 +38,12 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector away from the million objects of pytest's own, which live to the end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _same_weights() -> None:
+    """Start the generator of initial weights anew, so that no test depends on those before it."""
+    init_generator.set(None)
 
 
 @pytest.fixture(autouse=True)
