@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,11 +12,13 @@ import numpy as np
 
 from adjoint import tree
 from adjoint.compiler.api.compile import Compiled
+from adjoint.compiler.emit.machine import has_llvm
 from adjoint.context import enclosing, grad_mode, tracing, user_code, within
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import ArgumentError
 from adjoint.scipy.sparse.arrays import SparseArray
+from adjoint.sparsity.entries import entries, needed_for
 from adjoint.sparsity.plan import MODES, Plan, hessian_plan, jacobian_plan
 from adjoint.sparsity.traced import innermost_trace, pattern_apart, pattern_of_run
 from adjoint.transforms.arrays import given_arrays, outermost, returned
@@ -98,7 +101,7 @@ class SparseDerivative:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the derivative at these arguments."""
         if tracing.get() is not None or enclosing.get() is not None:
-            return self._exactly(*args, **kwargs)
+            return self._matrix(args, kwargs, False, has_llvm())[0]
         found, has_nan = self.quick(*args, **kwargs)
         if has_nan:
             found = self.exact(*args, **kwargs)
@@ -127,17 +130,24 @@ class SparseDerivative:
 
     def _exactly(self, *args: Any, **kwargs: Any) -> Any:
         """Return the derivative, in which zeros are kept where other derivatives are infinite."""
-        return self._matrix(args, kwargs, False)[0]
+        return self._matrix(args, kwargs, False, self._native())[0]
 
     def _quickly(self, *args: Any, **kwargs: Any) -> Any:
         """Return the derivative, and whether it has NaN, which ``_exactly`` may not have.
 
         A zero in a product is NaN where a derivative in the same row is infinite.
         """
-        return self._matrix(args, kwargs, True)
+        return self._matrix(args, kwargs, True, self._native())
 
-    def _matrix(self, args: Any, kwargs: Any, quick: bool) -> tuple[Any, Any]:
-        """Return the derivative, as ``SparseArray`` objects, and whether zeros of it may be NaN."""
+    def _native(self) -> bool:
+        """Return whether the programs of this derivative become native code."""
+        return self._options[1] != "replay" and has_llvm()
+
+    def _matrix(self, args: Any, kwargs: Any, quick: bool, native: bool) -> tuple[Any, Any]:
+        """Return the derivative, as ``SparseArray`` objects, and whether zeros of it may be NaN.
+
+        Native code computes the entries without storing the products, which NumPy takes longer for.
+        """
         trace = innermost_trace()
         before = None if trace is None else trace.mark()
         run, structures = self.record(args, kwargs)
@@ -146,7 +156,7 @@ class SparseDerivative:
 
         def built() -> tuple[Any, Any]:
             several = isinstance(self.argnums, (tuple, list))
-            rows = self._blocks(run, plan, keep)
+            rows = self._blocks(run, plan, keep, native)
             found = tree.unflatten(run.structure, [packed(row, structures, several) for row in rows])
             flags = [_has_nan(block) for row in rows for block in row if not keep]
             has_nan = functools.reduce(rec.logical_or, flags) if flags else wrap(np.asarray(False))
@@ -186,15 +196,30 @@ class SparseDerivative:
         mode = "columns" if only_columns else self.mode
         return jacobian_plan(pattern, mode, outputs, inputs, name_of(self.f))
 
-    def _blocks(self, run: Recorded, plan: Plan, keep: bool) -> list[list[SparseArray]]:
+    def _blocks(self, run: Recorded, plan: Plan, keep: bool, native: bool) -> list[list[SparseArray]]:
         """Return the derivative of each output by each input; ``keep`` is that of ``push_along``."""
-        products: dict[tuple[str, int], Any] = {}
-        if plan.forward:
-            push = lambda *tangents: push_along(run, tangents, keep)
-            self._batch("columns", push, plan.seeds(False, run.inputs), products)
+        push = lambda *tangents: push_along(run, tangents, keep)
+        kinds = [("columns", push, plan.seeds(False, run.inputs))] if plan.forward else []
         if plan.backward:
-            pull = functools.partial(_pulled, run)
-            self._batch("rows", pull, plan.seeds(True, run.outputs), products)
+            kinds.append(("rows", functools.partial(_pulled, run), plan.seeds(True, run.outputs)))
+        trace = innermost_trace()
+        if trace is None:
+            return self._read(run, plan, [(kind, f, [*map(wrap, seeds)]) for kind, f, seeds in kinds])
+        kept: list[Tensor] = []
+        with trace.folding([x for *_, seeds in kinds for x in seeds], kept) as symbols:
+            start, rest = len(trace.program.body), map(wrap, symbols)
+            given = [(kind, f, [*itertools.islice(rest, len(seeds))]) for kind, f, seeds in kinds]
+            found = self._read(run, plan, given, trace if native else None)
+            kept += [block.data for row in found for block in row]
+            trace.program.body[start:] = needed_for(trace.program.body[start:], map(trace.value, kept))
+        return found
+
+    def _read(self, run: Recorded, plan: Plan, kinds: Any, trace: Any = None) -> list[list[SparseArray]]:
+        """Return the blocks; ``kinds`` has kinds of products, functions that compute them, and vectors."""
+        products: dict[tuple[str, int], Any] = {}
+        for kind, f, vectors in kinds:
+            for k, t in enumerate(vmap(f, chunk_size=self.chunk_size)(*vectors)):
+                products[kind, k] = rec.reshape(t, shape=(t.size,))
         sizes = [y.size for y in run.outputs], [x.size for x in run.inputs]
         found = []
         for out, line in zip(run.outputs, plan.blocks(*sizes), strict=True):
@@ -206,25 +231,13 @@ class SparseDerivative:
                     row.append(SparseArray.of(wrap(np.zeros(0, dtype)), block.pattern))
                     continue
                 whole = values[0] if len(values) == 1 else rec.concat(*values, axis=-1)
-                entries = rec.index(whole, key=(block.places, ...))
-                row.append(SparseArray.of(entries, block.pattern))
+                if trace is None or whole.requires_grad:
+                    data = rec.index(whole, key=(block.places, ...))
+                else:
+                    data = entries(trace, whole, block.places)
+                row.append(SparseArray.of(data, block.pattern))
             found.append(row)
         return found
-
-    def _batch(
-        self, kind: str, product: Callable[..., Any], seeds: list[Any], products: dict[tuple[str, int], Any]
-    ) -> None:
-        """Compute the products with all seeds at once, and add them, flattened, to ``products``."""
-        found: list[Tensor] = []
-        batched = vmap(product, chunk_size=self.chunk_size)
-        trace = innermost_trace()
-        if trace is None:
-            found += batched(*map(wrap, seeds))
-        else:
-            with trace.folding(seeds, found) as symbols:
-                found += batched(*map(wrap, symbols))
-        for k, t in enumerate(found):
-            products[kind, k] = rec.reshape(t, shape=(t.size,))
 
 
 def _pulled(run: Recorded, *cotangents: Tensor) -> list[Tensor]:

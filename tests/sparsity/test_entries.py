@@ -1,0 +1,102 @@
+"""Entries that compiled derivatives compute without storing the products: the same bits, for any program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+import adjoint as ad
+from adjoint.sparsity import entries
+
+X = np.linspace(0.3, 1.7, 12)
+ENDS = np.array([0, 3, 3, 5, 7, 7, 11, 2])
+
+
+def stencil(x: Any) -> Any:
+    wide = ad.pad(x.reshape(3, 4), ((1, 1), (1, 1)))
+    return (4 * x - (wide[2:, 1:-1] + wide[:-2, 1:-1] + wide[1:-1, 2:]).reshape(-1)) * 2.0 + ad.exp(x) * x
+
+
+def balance(x: Any) -> Any:
+    """Sums of flows at the ends of lines, where several lines meet."""
+    flow = ad.sin(x[ENDS] - x[ENDS[::-1]]) * x[ENDS]
+    return ad.concat(
+        [
+            ad.zeros(12, dtype=x.dtype).at[ENDS].add(flow),
+            ad.zeros(12, dtype=x.dtype).at[ENDS].add(flow * flow),
+        ]
+    )
+
+
+def chained(x: Any) -> Any:
+    a, b = x[1:] - x[:-1] * x[:-1], 1 - x[:-1]
+    return (100 * a * a + b * b).sum()
+
+
+def long(x: Any) -> Any:
+    for k in range(300):
+        x = x * 1.01 + ad.roll(x, 1) * (k % 3 == 0) * 0.01
+    return ad.sin(x)
+
+
+def wide(x: Any) -> Any:
+    """Products with more factors than are gathered."""
+    for k in range(40):
+        x = x * (1 + 0.1 * ad.stop_gradient(ad.sin(x * k)))
+    return x[1:] * x[:-1]
+
+
+def halves(x: Any) -> Any:
+    return ad.where(np.arange(12) % 2 == 0, -0.0 * x, ad.sqrt(x) * x[::-1])
+
+
+def batched(x: Any) -> Any:
+    return (x.reshape(3, 4) * x[:4] * x[5] * np.ones((1, 1), x.dtype) + x[:3, None]).T
+
+
+PROGRAMS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+    *((ad.jacobian, f) for f in (stencil, balance, long, wide, halves, batched)),
+    (ad.hessian, chained),
+    (ad.hessian, lambda x: (balance(x) ** 2).sum()),
+    (ad.hessian, lambda x: (stencil(x) * ad.cos(x)).sum()),
+]
+
+
+@pytest.mark.parametrize("k", range(len(PROGRAMS)))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_bits_of_stored_products(k: int, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform, f = PROGRAMS[k]
+    found, x = [], X.astype(dtype)
+    for most in (24, -1):  # without gathers, products are stored
+        monkeypatch.setattr(entries, "_MOST", most)
+        derivative = ad.compile(transform(f, sparse=True))
+        found.append([derivative(x).toarray() for _ in range(3)][-1])
+    assert found[0].dtype == dtype
+    assert found[0].tobytes() == found[1].tobytes()
+    np.testing.assert_allclose(found[0], np.reshape(transform(f)(x), found[0].shape), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("transform", "f"), [(ad.jacobian, stencil), (ad.hessian, chained)])
+def test_products_are_not_stored(transform: Any, f: Any) -> None:
+    derivative = ad.compile(transform(f, sparse=True))
+    for _ in range(3):
+        found = derivative(X)
+    text = str(derivative.explain())
+    assert "pieces" not in text and "unindex" not in text
+    assert text.count("loop") <= 3
+    assert "concat" not in derivative.program(X)
+    found.data[:] = 0  # also constant entries are new memory
+    assert derivative(X).data.any()
+
+
+def test_derivatives_of_entries_need_the_products() -> None:
+    jacobian = ad.jacobian(stencil, sparse=True)
+    compiled = ad.compile(ad.grad(lambda x: (jacobian(x).data ** 3).sum()))
+    for _ in range(3):
+        found = compiled(X)
+    np.testing.assert_allclose(found, ad.grad(lambda x: (ad.jacobian(stencil)(x) ** 3).sum())(X), rtol=1e-12)
