@@ -162,17 +162,17 @@ def _counted(claim: str, times: Sequence[float]) -> str:
     if not times:
         return ""
     won, middle = sum(t >= 1 for t in times), statistics.median(times)
-    return f"{claim} in {won} of {_cases(len(times))}; the median factor is {_times(middle)}."
+    return f"{claim} in {won} of {_cases(len(times))}; the median factor is {factor(middle)}."
 
 
 def _cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count} cases"
 
 
-def _times(value: float) -> str:
+def factor(value: float) -> str:
     """Write a factor with two or three digits.
 
-    >>> _times(0.8123), _times(2.345), _times(43.21), _times(1234.0)
+    >>> factor(0.8123), factor(2.345), factor(43.21), factor(1234.0)
     ('0.81', '2.3', '43', '1,234')
     """
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
@@ -210,7 +210,7 @@ def _limits(rows: Iterable[Row]) -> tuple[float, float]:
 def _mark(peer: str, times: Quartiles, y: float, x: Scale, at: float) -> list[str]:
     low, middle, high = times
     whisker = f'<line class="{peer} range" x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{y:g}" y2="{y:g}"/>'
-    value = f'<text class="{peer} value" x="{at:g}" y="{y + 4:g}">{_times(middle)}×</text>'
+    value = f'<text class="{peer} value" x="{at:g}" y="{y + 4:g}">{factor(middle)}×</text>'
     shape = f'<circle class="{peer}" cx="{x(middle):.1f}" cy="{y:g}" r="5"/>'
     return [whisker, shape, value]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -81,13 +82,32 @@ def test_the_commands_of_the_readme_are_on_its_first_screen() -> None:
     assert DEMO in first and TEST in first
 
 
-def test_the_table_of_the_readme_has_the_measured_ratios() -> None:
+def test_the_landing_page_has_the_command_of_the_readme() -> None:
+    assert DEMO in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_the_readme_has_the_measured_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the direction of the chart above it: the time of a peer divided by adjoint's."""
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    from benchmarks.charts import factor
+
     found = json.loads((ROOT / "docs" / "performance.json").read_text(encoding="utf-8"))
     rows = re.findall(r"^\| (.*), (eager|compiled) \| (.*) \| (.*) \| (.*) \|$", README, re.M)
     assert len(rows) == 10
     for case, kind, *shown in rows:
         ratios = found["compiled" if kind == "compiled" else "cases"][case]["ratios"]
-        measured = [
-            f"{ratios[peer][1]:.2g}" if peer in ratios else "" for peer in ("torch", "jax-jit", "autograd")
-        ]
+        peers = ("torch", "jax-jit", "autograd")
+        measured = [factor(1 / ratios[peer][1]) if peer in ratios else "" for peer in peers]
         assert [text.strip() for text in shown] == measured
+
+
+def test_pages_count_the_programs_of_the_gallery() -> None:
+    gallery = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    number = ["sixteen", "seventeen", "eighteen", "nineteen", "twenty"][
+        len(re.findall(r"^## ", gallery, re.M)) - 16
+    ]
+    pages = [*TEXTS, ROOT / "CHANGELOG.md"]
+    counts = [
+        re.findall(r"(\w+) (?:complete )?programs with\s+pictures", p.read_text("utf-8")) for p in pages
+    ]
+    assert {word for found in counts for word in found} == {number}
