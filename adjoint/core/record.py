@@ -242,6 +242,7 @@ def careful(op: Op, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
                 return found
         raise
     if special.count:
+        operands = tuple([wrap(a._data) if hasattr(a, "_rows") else a for a in operands])  # sparse gradients
         note_reading(*operands)
         if (watcher := observer.get()) is not None:
             watcher.begin(op)

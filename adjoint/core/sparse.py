@@ -8,6 +8,7 @@ dense when an operation needs its elements.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,18 @@ from numpy import ndarray
 
 from adjoint import words
 from adjoint.core.convert import check_device
-from adjoint.core.namespace import rec
+from adjoint.core.lifted import Lifted, refuse_tracing
+from adjoint.core.namespace import dyn, rec
 from adjoint.core.shapes import checked_shape
 from adjoint.core.tensor import Tensor, read_only, with_own_dtype, wrap
 from adjoint.core.values import tracked
 from adjoint.errors import InPlaceError, InputError, ShapeError
 
-__all__ = ["SparseGradient", "SparseRows", "as_gradient_tensor", "sparse_gradient"]
+__all__ = [
+    "SparseGradient", "SparseRows", "added", "as_gradient_tensor", "has_symbols", "sparse_gradient",
+    "stored_in",
+    "with_stored",
+]  # fmt: skip
 
 Array = ndarray[Any, Any]
 
@@ -30,6 +36,7 @@ class SparseRows:
     """An array of ``shape`` that is zero except at ``rows``, where it has ``values``.
 
     A row may occur several times; its values are added.  The arrays are not written to after construction.
+    Inside ``ad.compile`` they are symbols.
 
     >>> SparseRows(np.array([2, 0, 2]), np.array([1.0, 5.0, 3.0]), (4,)).to_dense()
     array([5., 0., 4., 0.])
@@ -68,6 +75,7 @@ class SparseRows:
         """Return the same array with each row once, ascending; half precision is summed in float32."""
         if self._unique:
             return self
+        self.check_known()
         order = np.argsort(self.rows, kind="stable")
         rows = self.rows[order]
         first = np.flatnonzero(np.concatenate(([True], rows[1:] != rows[:-1]))) if rows.size else order
@@ -77,12 +85,41 @@ class SparseRows:
             values = np.add.reduceat(values, first, axis=0, dtype=wide).astype(self.dtype, copy=False)
         return SparseRows(rows[first], values, self.shape, unique=True)
 
+    def check_known(self) -> None:
+        """Raise inside ``ad.compile``, where the number of different rows is not known."""
+        if isinstance(self.values, Lifted):
+            refuse_tracing("the rows of a sparse gradient", "Use grad.to_dense().", "read")
+
     def to_dense(self, dtype: Any = None) -> Array:
         """Return the whole array, zeros included."""
+        if isinstance(self.values, Lifted):
+            dense = self._in_program()
+            return dense if dtype is None else dyn.astype(dense, dtype=dtype)
         out = np.zeros(self.shape, self.dtype if dtype is None else dtype)
         part = self.coalesced()
         out[part.rows] = part.values
         return out
+
+    def _in_program(self, *base: Any) -> Any:
+        """Return the symbol of the whole array, or of its sum with the array ``base``."""
+        shape, width = self.shape, math.prod(self.shape[1:])
+
+        def dense(*given: Any) -> Array:
+            rows = SparseRows(given[-2], given[-1], shape)
+            if not base:
+                return rows.to_dense()
+            total = np.array(given[0])
+            rows.add_to(total)
+            return total
+
+        def native(xp: Any, *given: Any) -> Any:
+            rows, values = given[-2:]
+            start = xp.flat(given[0]) if base else xp.full((math.prod(shape),), 0, values.dtype)
+            return xp.graph.reshape(xp.scatter("add", start, rows * width, xp.flat(values), width), shape)
+
+        trace: Any = self.values.trace
+        given, specs = [*base, self.rows, self.values], [(shape, self.dtype)]
+        return trace.call("add_rows" if base else "dense_rows", dense, given, specs, lower=native)[0]
 
     def add_to(self, out: Array) -> None:
         """Add this sparse array to the array ``out`` in place; only the rows in ``rows`` are written."""
@@ -91,6 +128,9 @@ class SparseRows:
 
     def plus(self, other: SparseRows, dtype: Any = None) -> SparseRows:
         """Return the sum with another sparse array: the rows and values of both, concatenated."""
+        if isinstance(self.values, Lifted):
+            rows = dyn.concat(self.rows, other.rows, axis=-1)
+            return SparseRows(rows, dyn.concat(self.values, other.values, axis=-self.ndim), self.shape)
         values = np.concatenate([self.values, other.values], dtype=dtype)
         return SparseRows(np.concatenate([self.rows, other.rows]), values, self.shape)
 
@@ -109,7 +149,7 @@ class SparseRows:
         """Apply a ufunc: sums, conjugates and products with a number stay sparse, other results are dense."""
         if method == "__call__" and "where" not in kwargs:
             if ufunc is np.add and len(inputs) == 2:
-                return _added(*inputs, **kwargs)
+                return added(*inputs, **kwargs)
             if ufunc is np.conjugate and not kwargs:
                 return self.mapped(np.conjugate(self.values))
             if (
@@ -126,13 +166,15 @@ class SparseRows:
         return f"SparseRows({words.count(self.rows.size, 'row')} of shape {self.shape}, {self.dtype})"
 
 
-def _added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
+def added(a: Any, b: Any, out: Any = None, dtype: Any = None) -> Any:
     """Return the sum of two arrays, at least one of them sparse; ``out`` and ``dtype`` are as in NumPy."""
     if isinstance(a, SparseRows) and isinstance(b, SparseRows) and out is None:
         return a.plus(b, dtype)
     dense, sparse = (b, a) if isinstance(a, SparseRows) else (a, b)
     if isinstance(dense, SparseRows):
         dense = dense.to_dense()
+    if isinstance(sparse.values, Lifted):
+        return sparse._in_program(dense)
     if out is None:
         total = np.array(dense, dtype=dtype or np.result_type(dense, sparse.values))
     else:
@@ -194,7 +236,8 @@ class SparseGradient(Tensor):
     def _data(self) -> Array:
         # read-only, so that `writable` calls the setter, which raises: a write into this array would be lost
         dense = self._rows.to_dense()
-        dense.flags.writeable = False
+        if type(dense) is ndarray:
+            dense.flags.writeable = False
         return dense
 
     @_data.setter
@@ -231,11 +274,13 @@ class SparseGradient(Tensor):
     @property
     def rows(self) -> Array:
         """The row indices; an index may occur several times, unless the gradient is coalesced."""
+        self._rows.check_known()
         return read_only(self._rows.rows)
 
     @property
     def values(self) -> Array:
         """The values at ``rows``, as an array of shape (len(rows), …)."""
+        self._rows.check_known()
         return read_only(self._rows.values)
 
     def coalesce(self) -> SparseGradient:
@@ -265,21 +310,21 @@ class SparseGradient(Tensor):
             if type(other) is SparseGradient:
                 return SparseGradient.of(self._rows.plus(other._rows))
             if type(other) is Tensor:
-                return wrap(_added(other._data, self._rows))
+                return wrap(added(other._data, self._rows))
         return rec.add(self, other)
 
     __radd__ = __add__
 
     def __mul__(self, other: Any) -> Tensor:
         if not tracked(self) and isinstance(other, (int, float, np.number)):
-            return SparseGradient.of(self._rows.mapped(np.multiply(self._rows.values, other)))
+            return SparseGradient.of(self._rows.mapped(self._rows.values * other))
         return rec.multiply(self, other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Tensor:
         if not tracked(self) and isinstance(other, (int, float, np.number)):
-            return SparseGradient.of(self._rows.mapped(np.divide(self._rows.values, other)))
+            return SparseGradient.of(self._rows.mapped(self._rows.values / other))
         return rec.divide(self, other)
 
     def __copy__(self) -> Tensor:
@@ -308,6 +353,21 @@ def as_gradient_tensor(g: Any) -> Tensor:
     if isinstance(g, np.generic):
         return wrap(np.asarray(g))
     return wrap(g)
+
+
+def has_symbols(g: Any) -> bool:
+    """Return whether ``g`` is a sparse gradient inside ``ad.compile``."""
+    return type(g) is SparseGradient and isinstance(g._rows.values, Lifted)
+
+
+def stored_in(g: Any) -> Any:
+    """Return the gradient ``g``, or the values of a sparse one, of which rows may occur several times."""
+    return g._rows.values if type(g) is SparseGradient else g
+
+
+def with_stored(g: Any, values: Any) -> Tensor:
+    """Return a gradient like ``g`` with other values, see ``stored_in``."""
+    return SparseGradient.of(g._rows.mapped(values)) if type(g) is SparseGradient else wrap(values)
 
 
 def sparse_gradient(rows: Any, values: Any, shape: tuple[int, ...]) -> SparseGradient:

@@ -17,6 +17,7 @@ from adjoint.core.node import Node
 from adjoint.core.op import Op
 from adjoint.core.record import PICK, output_node
 from adjoint.core.shapes import reduced_axes
+from adjoint.core.sparse import SparseRows, added
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.engine.anomaly import check_pulled
 from adjoint.engine.rules import on_one_level, unpacked
@@ -339,6 +340,9 @@ def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
     if parent in run.owned:
         np.add(before, gp, before)
     elif run.xp is not raw:
+        if SparseRows in (type(before), type(gp)):
+            grads[parent] = added(before, gp)
+            return
         if parent.dtype.itemsize == 2 and parent not in run.wide:
             before = run.xp.astype(before, dtype=_F32)
             run.wide.add(parent)

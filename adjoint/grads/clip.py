@@ -21,7 +21,7 @@ from adjoint.context import lent as _lent
 from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import refuse_masked
 from adjoint.core.lifted import tracing
-from adjoint.core.sparse import SparseGradient
+from adjoint.core.sparse import SparseGradient, SparseRows, stored_in, with_stored
 from adjoint.core.tensor import Tensor, check_running, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, NonFiniteError
 from adjoint.grads.native_clip import native_clip_norm, native_clip_values
@@ -278,24 +278,38 @@ def _clip_traced(
     trace, labels = _trace(), [place.label for place in places]
     params = [place.param for place in places if place.param is not None]
     several = len(params) == len(places)
+    sparse = {i: place.grad._rows for i, place in enumerate(places) if type(place.grad) is SparseGradient}
 
     def run(*arrays: Any) -> tuple[Any, ...]:
-        grads = [wrap(a) for a in arrays[: len(labels)]]
-        weights = [wrap(a) for a in arrays[len(labels) :]] if several else [None] * len(labels)
+        grads: list[Any] = [wrap(a) for a in arrays[: len(labels)]]
+        rows = dict(zip(sparse, arrays[len(labels) :], strict=False))
+        for i, index in rows.items():
+            grads[i] = SparseGradient.of(SparseRows(index, arrays[i], sparse[i].shape))
+        weights = [wrap(a) for a in arrays[len(labels) + len(rows) :]] if several else [None] * len(labels)
         found = [
             _Place(label, g, w, partial(grads.__setitem__, i))
             for i, (label, g, w) in enumerate(zip(labels, grads, weights, strict=True))
         ]
         number = clip(found)
-        return (np.asarray(0 if number is None else number, kind), *(g._data for g in grads))
+        found_values = [_values_at(rows[i], g) if i in rows else g._data for i, g in enumerate(grads)]
+        return (np.asarray(0 if number is None else number, kind), *found_values)
 
-    given = [place.grad for place in places]
+    given = [stored_in(place.grad) for place in places]
     specs = [((), np.dtype(kind)), *((g.shape, g.dtype) for g in given)]
-    operands = [*given, *(params if several else ())]
-    number, *clipped = trace.call("clip", run, operands, specs, not raises, native)
+    operands = [*given, *(rows.rows for rows in sparse.values()), *(params if several else ())]
+    number, *clipped = trace.call("clip", run, operands, specs, not raises, None if sparse else native)
     for place, value in zip(places, clipped, strict=True):
-        place.put(wrap(value))
+        place.put(with_stored(place.grad, value))
     return number.as_number()
+
+
+def _values_at(rows: Array, g: SparseGradient) -> Array:
+    """Return the values of a clipped sparse gradient as values of the rows before, 0 for repeated rows."""
+    if g._rows.rows is rows:
+        return g._rows.values
+    found = np.zeros((rows.size, *g.shape[1:]), g.dtype)
+    found[np.unique(rows, return_index=True)[1]] = g._rows.values
+    return found
 
 
 def _clip_places(places: list[_Place], norm: float, scale: float, bound: float) -> None:

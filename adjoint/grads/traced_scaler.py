@@ -16,7 +16,7 @@ import numpy as np
 
 from adjoint.core.lifted import UnexpectedError, refuse_tracing
 from adjoint.core.native import NotNative
-from adjoint.core.tensor import wrap
+from adjoint.core.sparse import stored_in, with_stored
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite
 from adjoint.grads.slots import parameters_of
@@ -80,12 +80,12 @@ class TracedScaler:
         params = list({id(t): t for t in parameters_of(optimizer) if t.grad is not None}.values())
         self.found.append(optimizer)
         if params:
-            grads: list[Any] = [t.grad for t in params]
+            grads: list[Any] = [stored_in(t.grad) for t in params]
             specs = [(g.shape, g.dtype) for g in grads]
             native = partial(native_unscale, count=len(grads))
             found = self.trace.call("unscale", _unscaled, [*grads, inverse], specs, False, native)
             for t, value in zip(params, found, strict=True):
-                t.grad = wrap(value)
+                t.grad = with_stored(t.grad, value)
         return True
 
     def step(self, optimizer: Any) -> bool:

@@ -15,7 +15,7 @@ from adjoint.config import grad_mode, special
 from adjoint.core.batching import Batched, full_batch, held, to_axis
 from adjoint.core.convert import array_of, asarray
 from adjoint.core.define import define
-from adjoint.core.lifted import Unknown, refuse_tracing
+from adjoint.core.lifted import Unknown, refuse_tracing, tracing
 from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.node import Node
@@ -245,9 +245,20 @@ define("untake", _untake,
        saves="i", kind="linear", params=("axis", "length"), batch=_untake_batch, reference="formula", lower=_native_untake, sparsity="scatter", doc="Zeros with rows added at indices along an axis.")  # fmt: skip
 # ``untake_rows`` is not an op, but a function of each namespace: ``untake`` along the first axis.  For plain
 # arrays it returns sparse rows.  Where gradients are recorded or transformed, it returns a dense array.
+# Inside ``ad.compile`` the rows are symbols.
 raw.untake_rows = _untake_rows
 rec.untake_rows = rec.untake
-dyn.untake_rows = dyn.untake
+
+
+def _untake_rows_of_symbols(g: Value, i: Value, axis: int, length: int) -> Any:
+    if not isinstance(g, Unknown):
+        return dyn.untake(g, i, axis=axis, length=length)
+    shape = (length, *g.shape[i.ndim :])
+    rows = dyn.reshape(dyn.where(dyn.less(i, 0), dyn.add(i, length), i), shape=(i.size,))
+    return SparseRows(rows, dyn.reshape(g, shape=(i.size, *shape[1:])), shape)
+
+
+dyn.untake_rows = _untake_rows_of_symbols
 
 define("take_along_axis", _take_along_axis,
        lambda xp, g, out, x, i, axis: xp.untake_along_axis(g, i, axis=axis, length=x.shape[axis]), None,
@@ -329,14 +340,29 @@ def take(
     return _taken("take", x, i, where, sparse_grad)
 
 
+def _keeps_rows(x: Tensor) -> bool:
+    """Return whether gradients of the leaf ``x`` can be sparse."""
+    trace = tracing.get() if special.count else None
+    if trace is None:
+        return type(x) is Tensor
+    if not (grad_mode.get() and tracked(x)):
+        return False
+    trace.touch([x])
+    cure = "Pass sparse_grad=False, or sparse=False to an embedding."
+    if trace.parent is not None:  # the loop is unrolled then
+        refuse_tracing("a sparse gradient in a loop", cure)
+    trace.touch([x])
+    if id(x) not in trace.held or x.dtype.kind == "c":
+        refuse_tracing("a sparse gradient of a complex tensor, or of one that was created inside,", cure)
+    return True
+
+
 def _taken(op: str, x: Tensor, i: Tensor, axis: int, sparse_grad: bool = False) -> Tensor:
     if isinstance(i._data, Unknown):
         i._data.explain(partial(check_range, op, x.shape, axis))
     try:
-        if sparse_grad and special.count and grad_mode.get() and tracked(x):
-            refuse_tracing("a sparse gradient", "Pass sparse_grad=False, or sparse=False to an embedding.")
         # gradients are sparse only for leaves, and only along the first axis
-        if sparse_grad and axis == -x.ndim and type(x) is Tensor and type(x._node) is not Node:
+        if sparse_grad and axis == -x.ndim and type(x._node) is not Node and _keeps_rows(x):
             return rec.take(x, i, axis=axis, sparse_grad=True)
         return rec.take(x, i, axis=axis)
     except IndexingError:

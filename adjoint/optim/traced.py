@@ -20,11 +20,13 @@ from adjoint.config import grad_mode, no_grad
 from adjoint.context import user_code
 from adjoint.core.lifted import located, refusal
 from adjoint.core.namespace import dyn
+from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
 from adjoint.ops.half import widened
 from adjoint.optim.formula import form_of
 from adjoint.optim.groups import Unit
+from adjoint.optim.rows import TracedRows
 from adjoint.threads.spread import ALONE
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
     found = [(p, g) for p in optimizer.params if (g := gradient(p)) is not None]
     for p, _ in found:
         trace.capture(p)
-    update = _Update(trace, optimizer, {id(p): trace.value(g) for p, g in found})
+    update = _Update(trace, optimizer, {id(p): _symbols(trace, g) for p, g in found})
     trace.guard(
         f"the parameter groups of {type(optimizer).__name__}",
         partial(_counts, optimizer),
@@ -54,13 +56,24 @@ def trace_update(trace: Any, optimizer: Optimizer, gradient: Callable[[Tensor], 
     for action in trace.actions:
         if isinstance(action.owner, _HostUpdate):
             action.owner.keeps = True  # if this update fails, the earlier one must be undone
-    update.action = trace.act(_HostUpdate(optimizer, params), *update.grads.values())
+    shapes = [g.shape if type(g) is SparseRows else None for g in update.grads.values()]
+    values = [
+        v for g in update.grads.values() for v in ((g.rows, g.values) if type(g) is SparseRows else (g,))
+    ]
+    update.action = trace.act(_HostUpdate(optimizer, params, shapes), *values)
     if not trace.updates and all(trace.untouched(p) for p in params):
         update.waiting = [(p, p._data, trace.defer(p, update.settle)) for p in params]
     else:
         for p in params:
             trace.value(p)  # an earlier update of these parameters first: it counts, and changes the state
         update.settle()
+
+
+def _symbols(trace: Any, g: Any) -> Any:
+    """Return a gradient as a symbol, or as ``SparseRows`` of symbols."""
+    if type(g) is not SparseGradient:
+        return trace.value(g)
+    return SparseRows(trace.value(g._rows.rows), trace.value(g._rows.values), g.shape)
 
 
 def _counts(optimizer: Optimizer) -> int:
@@ -95,10 +108,11 @@ def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
 class _HostUpdate:
     """An update that the optimiser makes in Python after a program has computed the gradients."""
 
-    __slots__ = ("in_order", "keeps", "optimizer", "places", "position", "units")
+    __slots__ = ("in_order", "keeps", "optimizer", "places", "position", "shapes", "units")
 
-    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
+    def __init__(self, optimizer: Optimizer, params: list[Tensor], shapes: list[Any]) -> None:
         self.optimizer = optimizer
+        self.shapes = shapes if any(shapes) else None  # of sparse gradients, whose rows are given, too
         self.position = {id(p): n for n, p in enumerate(params)}
         self.units: list[Unit] = []
         self.places: list[list[int | None]] = []  # for each unit, the argument with each parameter's gradient
@@ -143,11 +157,17 @@ class _HostUpdate:
                 p._data, p._version = data, version
 
     def __call__(self, *grads: Any) -> None:
+        if self.shapes is not None:
+            given = iter(grads)
+            grads = tuple(
+                [next(given) if s is None else _rows(next(given), next(given), s) for s in self.shapes]
+            )
         units = [u for group in self.optimizer.groups for u in group.units]
         if units != self.units:
             self.units = units
             self.places = [[self.position.get(id(p)) for p in u.params] for u in units]
-            self.in_order = self._is_block() and self.places == [list(range(len(grads)))]
+            dense = self.shapes is None
+            self.in_order = dense and self._is_block() and self.places == [list(range(len(grads)))]
         if self.in_order and self._update_block(grads):
             return
         self.optimizer.update_units(
@@ -187,6 +207,10 @@ class _HostUpdate:
         finally:
             grad_mode.set(before)
         return True
+
+
+def _rows(rows: Any, values: Any, shape: tuple[int, ...]) -> SparseGradient:
+    return SparseGradient.of(SparseRows(rows, values, shape))
 
 
 @np.errstate(all="ignore")  # as in ``Optimizer._write``
@@ -344,22 +368,29 @@ class _Update:
         """
         trace, state = self.trace, unit.state
         assert state is not None
-        at = unit.slice_of(p)
-        parts = {k: dyn.index(trace.cell(cells, k), key=(at, Ellipsis)) for k in state}
-        g = dyn.reshape(self.grads[id(p)], shape=(p.size,))
+        at, g, rows = unit.slice_of(p), self.grads[id(p)], None
+        before = {k: dyn.index(trace.cell(cells, k), key=(at, Ellipsis)) for k in state}
+        whole = dyn.reshape(trace.value(p), shape=(p.size,))
+        if type(g) is SparseRows:
+            rows = TracedRows(trace, g)
+            g, flat, parts = rows.gradient, rows.read(whole), {k: rows.read(v) for k, v in before.items()}
+        else:
+            g, flat, parts = dyn.reshape(g, shape=(p.size,)), whole, before
         g = g if g.dtype == p.dtype else dyn.astype(g, dtype=p.dtype)
-        flat = dyn.reshape(trace.value(p), shape=(p.size,))
         g, flat = widened(dyn, g), widened(dyn, flat)  # as ``Optimizer._write_half``
         parts = {k: widened(dyn, v) for k, v in parts.items()}
         new, fresh = user_code(self.optimizer, "apply_one")(
             dyn, flat, -g if hyper["maximize"] else g, parts, hyper
         )
         new = new if new.dtype == p.dtype else dyn.astype(new, dtype=p.dtype)
-        trace.replace(p, dyn.reshape(new, shape=p.shape))
-        return at, {
+        fresh = {
             k: v if v.dtype == state[k].dtype else dyn.astype(v, dtype=state[k].dtype)
             for k, v in fresh.items()
         }
+        if rows is not None:
+            new, fresh = rows.write(whole, new), {k: rows.write(before[k], v) for k, v in fresh.items()}
+        trace.replace(p, dyn.reshape(new, shape=p.shape))
+        return at, fresh
 
 
 class _Slots:

@@ -170,12 +170,16 @@ MISTAKES: dict[str, tuple[type[AdjointError], Callable[[Any], Any], str]] = {
         "{line}: a GradientAccumulator cannot be used inside ad.compile.\n"
         "  Call its methods outside the compiled function.",
     ),
-    "sparse gradients": (
+    "rows of sparse gradients": (
         TransformError,
-        lambda a: table(np.array([1])),
-        "{line}: a sparse gradient cannot be used inside ad.compile.\n"
-        "  Pass sparse_grad=False, or sparse=False to an embedding.\n"
-        "  In the module Embedding.",
+        lambda a: (table(np.array([1])).sum().backward(), table.weight.grad.rows),
+        "{line}: the rows of a sparse gradient cannot be read inside ad.compile.\n  Use grad.to_dense().",
+    ),
+    "sparse gradients of complex tensors": (
+        TransformError,
+        lambda a: ad.take(z, np.array([0]), axis=0, sparse_grad=True),
+        "{line}: a sparse gradient of a complex tensor, or of one that was created inside, cannot be used inside "
+        "ad.compile.\n  Pass sparse_grad=False, or sparse=False to an embedding.",
     ),
     "load_state_dict of a module": (
         TransformError,

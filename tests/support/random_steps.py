@@ -60,13 +60,23 @@ class Plan:
         self.table = bool(np.random.default_rng((seed, 77)).random() < 0.25)  # whether the input has a table
         self.scales = bool(np.random.default_rng((seed, 80)).random() < 0.3)
         self.clipping = CLIPS[np.random.default_rng((seed, 78)).integers(len(CLIPS))]
+        r = np.random.default_rng((seed, 81))
+        self.counts, several, self.sparse = (r.random(3) < (0.3, 0.2, 0.5)).tolist()
+        self.form = ("two", "dictionary", "tuple", "list")[r.integers(4)] if r.random() < 0.4 else "two"
+        self.lengths = [
+            self.rows,
+            *(map(int, r.choice([n for n in rows if n != self.rows], 2)) if several else []),
+        ]
+        self.indices = {n: np.resize(self.index, n) % n for n in self.lengths}
+        if self.sparse and self.zero == "never":  # compiled functions do not read sparse gradients
+            self.zero = "first"
 
     def data(self, call: int) -> list[Any]:
         """Return the arrays of one call: contiguous, or strided, reversed, transposed, repeated, read-only."""
         r = np.random.default_rng((self.seed, call))
+        rows = self.lengths[call % len(self.lengths)]
         return [
-            strided(r, r.normal(size=(self.rows, n)).astype(self.dtype))
-            for n in (self.sizes[0], self.sizes[-1])
+            strided(r, r.normal(size=(rows, n)).astype(self.dtype)) for n in (self.sizes[0], self.sizes[-1])
         ]
 
 
@@ -130,16 +140,23 @@ class Training:
         self.mean = ad.tensor(np.zeros(plan.sizes[-1], plan.dtype))
         self.count = ad.tensor(np.zeros((), plan.dtype))
         self.saved: Any = None
+        self.made = 0  # the number of steps
 
-    def step(self, x: Any, y: Any) -> Any:
-        """Make one step; return one of several results."""
+    def step(self, x: Any, y: Any = None, k: int = 0) -> Any:
+        """Make one step on a batch in one of several forms; return one of several results."""
+        if y is None:
+            x, y = (x["x"], x["y"]) if isinstance(x, dict) else x
         plan, h = self.plan, x
+        index = plan.indices[h.shape[0]]
         self._zero("first")
         if plan.table:
-            h = h + ad.take(self.table, plan.index % 40, axis=0)
+            h = h + ad.take(self.table, index % 40, axis=0, sparse_grad=plan.sparse)
         for kind, layer in zip(plan.kinds, self.layers, strict=False):
-            h = _layer(kind, h, *layer, plan.index)
+            h = _layer(kind, h, *layer, index)
         loss = ((h - y) ** 2).mean()
+        if plan.counts:
+            self.made += 1
+            loss = loss * (1.0 / (1 + 0.1 * k + 0.1 * self.made))
         if plan.penalty:
             loss = loss + sum((p * p).sum() * 1e-3 for p in self.params)
         self.scaler.scale(loss).backward()
@@ -198,7 +215,9 @@ class Training:
             for a, b in zip(self._tensors(), other._tensors(), strict=True):
                 a.copy_(b)
         for a, b in zip(self.params, other.params, strict=True):
-            a.grad = None if b.grad is None else b.grad.clone()
+            rows = isinstance(b.grad, ad.SparseGradient)
+            a.grad = b.grad if b.grad is None or rows else b.grad.clone()
+        self.made = other.made
         self.scaler.load_state_dict(other.scaler.state_dict())
         for a, b in zip(self.optimizers, other.optimizers, strict=True):
             a.load_state_dict(copy.deepcopy(b.state_dict()))
@@ -206,7 +225,12 @@ class Training:
     def advance(self, step: Any, call: int) -> list[Any]:
         """Call a step on the data of a call; return copies of its results and of all state."""
         x, y = map(ad.asarray, self.plan.data(call))
-        found = step(x, y=y) if call % 4 == 3 else step(x, y)
+        batches: dict[str, Any] = {"dictionary": {"x": x, "y": y}, "tuple": (x, y), "list": [x, y]}
+        given = [batches[self.plan.form]] if self.plan.form in batches else [x, y]
+        if self.plan.counts:
+            found = step(*given, k=call)
+        else:
+            found = step(x, y=y) if call % 4 == 3 and len(given) == 2 else step(*given)
         results = [t.detach().numpy().copy() for t in tree.leaves(found)]
         grads = [None if p.grad is None else p.grad.numpy().copy() for p in self.params]
         tensors = [t.detach().numpy().copy() for t in self._tensors()]

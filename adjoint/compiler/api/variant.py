@@ -48,6 +48,7 @@ from adjoint.compiler.program.symbols import NUMBERS, Number, Symbolic
 from adjoint.compiler.replay import replay
 from adjoint.config import special, transform
 from adjoint.core.node import LEAF, Node
+from adjoint.core.sparse import has_symbols
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.user_code import warn
 from adjoint.errors import TransformError, install_command
@@ -383,8 +384,8 @@ class Variant:
         self.outs: list[tuple[str, Any]] = []
         places: dict[int, int] = {}  # the index in ``tensors``, by the id of the tensor
         for o in outs:
-            if isinstance(o, Symbolic):
-                o = wrap(o)
+            if isinstance(o, Symbolic) or has_symbols(o):
+                o = wrap(getattr(o, "_data", o))
             if not isinstance(o, Tensor):
                 self._check_result(trace, o)
                 self.outs.append(("copy" if isinstance(o, COPIED) else "same", o))

@@ -14,7 +14,7 @@ from adjoint.compiler.program.inputs import ArgumentGradSource, GradSource, Oute
 from adjoint.compiler.program.symbols import Number, Symbolic, ended_error, refused
 from adjoint.core.lifted import Lifted, level_of, located, next_level
 from adjoint.core.node import LEAF, Node
-from adjoint.core.sparse import SparseGradient
+from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, Traced, wrap
 
 if TYPE_CHECKING:
@@ -69,11 +69,6 @@ class Captured(Sources):
                 "being differentiated or batched by another transform.\n"
                 "  Pass the tensor as an argument of the compiled function."
             )
-        if t._extra is not None and type(t._extra.grad) is SparseGradient:
-            raise refused(
-                "ad.compile: the .grad of a parameter is sparse, which compiled functions do not support.\n"
-                "  Create the embedding with sparse=False."
-            )
         symbol = self.source(TensorSource, data.shape, data.dtype, t)
         self.held[id(t)] = Held(t, symbol)
         t._data = symbol
@@ -98,6 +93,8 @@ class Captured(Sources):
         """Return the symbol of a tensor, an array or a value of this trace."""
         if isinstance(a, Tensor):
             a = self.capture(a)
+        elif type(a) is SparseRows:
+            a = a.to_dense()
         if isinstance(a, Symbolic):
             if a.trace is not self:
                 return self._from_parent(a)
@@ -182,7 +179,7 @@ class Captured(Sources):
             held.grad_known = True
             self.grad_guards().append(held)
             if held.grad is not None:
-                sparse = not isinstance(held.grad, Tensor)
+                sparse = isinstance(held.grad, SparseGradient)
                 if sparse or type(held.grad) is Traced or held.grad._node is not None:
                     raise refused(
                         "ad.compile: the function reads a .grad that is sparse or was made by "
@@ -231,7 +228,8 @@ class Captured(Sources):
                     "  Return the loss and call backward() outside, or detach() the tensor."
                 )
             before = self.grad_of(t)
-            new = g if isinstance(g, Tensor) else wrap(self.value(g))
+            sparse = type(g) is SparseRows
+            new = g if isinstance(g, Tensor) else SparseGradient.of(g) if sparse else wrap(self.value(g))
             if type(new._node) is Node:
                 self.graphs[id(t)] = located(_CREATED)
             t._need_extra().grad = new if before is None else before + new

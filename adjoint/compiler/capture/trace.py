@@ -45,13 +45,14 @@ from adjoint.compiler.program.symbols import (
     ended_error,
     plain,
 )
-from adjoint.compiler.program.writes import Action, CellWrite, DataWrite, GradWrite, Write
+from adjoint.compiler.program.writes import Action, CellWrite, DataWrite, GradWrite, SparseGradWrite, Write
 from adjoint.compiler.replay.replay import build
 from adjoint.config import fork_count, held_across_fork, locked, watched
 from adjoint.core.infer import infer
 from adjoint.core.inplace import is_view
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.node import LEAF, Node, next_seq
+from adjoint.core.sparse import SparseGradient
 from adjoint.core.tensor import Tensor, Traced, wrap
 from adjoint.core.user_code import Position, line_at, user_line, user_position
 from adjoint.errors import AdjointError, TransformError
@@ -169,6 +170,8 @@ class Trace(Captured):
             return op.forward(*args)
         if params:
             params = plain(params)
+            if params.get("sparse_grad"):  # only for a backward inside; derivatives of programs are dense
+                params = {**params, "sparse_grad": False}
         if op.forward is np.power and isinstance(args[1], Number) and args[1].kind is int:
             args = args[0], plain(args[1])  # NumPy's results depend on the exponent
         direct = not self.deferred
@@ -545,6 +548,11 @@ class Trace(Captured):
                 now = None if t._extra is None else t._extra.grad
                 if now is None:
                     writes.append(GradWrite(owner, None))
+                elif type(now) is SparseGradient:
+                    rows = now._rows
+                    writes.append(
+                        SparseGradWrite(owner, self.value(rows.rows), self.value(rows.values), rows.shape)
+                    )
                 elif now._data is not h.entry:
                     if type(now._node) is Node:
                         raise TransformError(self.graphs.get(id(t), ASSIGNED))

@@ -47,9 +47,14 @@ def _copy(
     return loop_kernel(machine, group, [copy], {copy.id: Place(node, strides, offset)})
 
 
-def scatter_kernels(machine: Machine, node: Primitive) -> list[Kernel]:
-    """Return the kernels of a "scatter" node: copy the array unless it is there, then put the rows."""
-    return [_copy_unless_same(machine, node), _put_rows(machine, node)]
+def scatter_kernels(machine: Machine, node: Primitive, in_place: bool = False) -> list[Kernel]:
+    """Return the kernels of a "scatter" node: copy the array unless it is there, then put the rows.
+
+    ``in_place`` says that it usually is there.
+    """
+    copy = _copy_unless_same(machine, node)
+    copy.cost *= not in_place
+    return [copy, _put_rows(machine, node)]
 
 
 def _copy_unless_same(machine: Machine, node: Primitive) -> Kernel:

@@ -23,7 +23,16 @@ from adjoint.compiler.program.inputs import (
     container_text,
 )
 from adjoint.compiler.program.lines import Lines
-from adjoint.compiler.program.writes import NAMES, Action, CellWrite, DataWrite, GradWrite, PlaceWrite, Write
+from adjoint.compiler.program.writes import (
+    NAMES,
+    Action,
+    CellWrite,
+    DataWrite,
+    GradWrite,
+    PlaceWrite,
+    SparseGradWrite,
+    Write,
+)
 from adjoint.compiler.replay.tables import fill_tables
 from adjoint.core.tensor import Tensor
 from adjoint.transforms.rerun import Generators
@@ -144,7 +153,7 @@ def _write_all(w: Lines, program: Program) -> None:
             place += v is not None
         if isinstance(each, Action):
             calls.append((each, values))
-        elif isinstance(each, (CellWrite, PlaceWrite)) or isinstance(each.owner, int):
+        elif isinstance(each, (CellWrite, PlaceWrite, SparseGradWrite)) or isinstance(each.owner, int):
             each.add(w, *values)
         elif each.values[0] is None:
             dropped.append(each.owner)
@@ -286,6 +295,10 @@ class NativeCall:
             self._add_entry(w, texts, miss)
         else:
             self._add_writes(w, texts, miss)
+        if self.writes.sparse:
+            w.add("undo = []")  # not used: these assignments cannot fail
+        for each, at in self.writes.sparse:
+            each.add(w, f"found[{at}]", f"found[{at + 1}]")
         if not self.run.in_order:  # one array can be several outputs: the result of exp is also a residual
             w.add(f"found = ({''.join(f'found[{k}], ' for k in self.run.order)})")
         if split is None:
@@ -380,6 +393,7 @@ class _Writes:
         self.swapped: list[tuple[Tensor, int]] = []  # tensors that get new arrays
         self.graded: list[tuple[Tensor, int]] = []  # tensors that get new gradients
         self.cells: list[tuple[CellWrite, int]] = []
+        self.sparse: list[tuple[Write, int]] = []  # sparse gradients, which Python assigns at last
         self.others: list[tuple[Write, int]] = []
         self.places = len(program.results)
         for each in program.writes:
@@ -390,6 +404,8 @@ class _Writes:
                 self.swapped.append((each.owner, at))
             elif isinstance(each, CellWrite):
                 self.cells.append((each, at))
+            elif isinstance(each, SparseGradWrite):
+                self.sparse.append((each, at))
             elif not isinstance(each, GradWrite) or (each.values[0] is not None and not held):
                 self.others.append((each, at))
             elif each.values[0] is not None:

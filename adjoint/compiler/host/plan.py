@@ -99,7 +99,7 @@ class Plan(Groups):
             self.workspaces.append((index, -(-space // 64) * 64, kernels))
             return kernels
         if g.kind == "scatter":
-            return scatter_kernels(self.machine, node)
+            return scatter_kernels(self.machine, node, node.id in self.reuse.sources)
         if g.kind == "matrix":
             return [matrix_kernel(self.machine, node)]
         if g.kind == "order":

@@ -12,13 +12,17 @@ from adjoint.compiler.program.inputs import ArgumentSource, Source, container_te
 from adjoint.compiler.program.symbols import Symbolic
 from adjoint.config import locked
 from adjoint.core.inplace import move_version
+from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, committing, wrap
 
 if TYPE_CHECKING:
     from adjoint.compiler.capture.trace import Trace
     from adjoint.compiler.program.lines import Lines
 
-__all__ = ["NAMES", "Action", "CellWrite", "DataWrite", "GradWrite", "PlaceWrite", "Write", "exchange"]
+__all__ = [
+    "NAMES", "Action", "CellWrite", "DataWrite", "GradWrite", "PlaceWrite", "SparseGradWrite",
+    "Write", "exchange",
+]  # fmt: skip
 
 Undo = list[tuple[Callable[..., None], Any, Any]]  # each item undoes a write: a function and two arguments
 
@@ -102,6 +106,21 @@ class GradWrite(Write):
         """Assign the gradient after the loop, in the trace around the loop."""
         outer.grad_set(self.owner)
         self.owner._need_extra().grad = wrap(value)
+
+
+class SparseGradWrite(Write):
+    """The assignment of a sparse ``.grad``: its rows and their values."""
+
+    __slots__ = ("shape",)
+    kind, where = "sparse grad", "write rows of .grad of {}"
+
+    def __init__(self, owner: Any, rows: Any, values: Any, shape: tuple[int, ...]) -> None:
+        super().__init__(owner, rows, values)
+        self.shape = shape
+
+    def add(self, w: Lines, *values: str) -> None:
+        """Add lines that make the assignment."""
+        w.add(f"set_rows(undo, {self.target(w)}, {', '.join(values)}, {self.shape})")
 
 
 class CellWrite(Write):
@@ -200,6 +219,12 @@ def set_grad(undo: Undo, t: Tensor, value: Any) -> None:
     _put_grad(t, None if value is None else wrap(value))
 
 
+def set_rows(undo: Undo, t: Tensor, rows: Any, values: Any, shape: tuple[int, ...]) -> None:
+    """Set the gradient of a tensor to a sparse one; append an item that restores the old one to ``undo``."""
+    undo.append((_put_grad, t, None if t._extra is None else t._extra.grad))
+    _put_grad(t, SparseGradient.of(SparseRows(rows, values, shape)))
+
+
 def _put_grad(t: Tensor, grad: Any) -> None:
     t.grad = grad
 
@@ -284,6 +309,6 @@ def exchange(
 # The functions above, by their names in generated code.
 NAMES: dict[str, Any] = {
     "write": write, "set_grad": set_grad, "assign": assign, "put_back": put_back, "set_item": set_item,
-    "put": put,
+    "put": put, "set_rows": set_rows,
     "restore": restore, "take_back": take_back, "exchange": exchange, "committing": committing,
 }  # fmt: skip
