@@ -27,6 +27,7 @@ class Launch:
     sizes: tuple[int, ...]
     what: str
     workspace: tuple[int, int] = (0, 0)
+    made: Any = None  # the ``Body`` that has written it
     unless_same: bool = False  # whether it is not needed if its first two slots are the same memory
 
     @property
@@ -150,4 +151,4 @@ class Body:
         """Return the finished kernel."""
         text = self.d.function(self.w, self.elements, self.shared, sizes)
         what = f"{self.group.kind} {' '.join(n.op for n in self.group.nodes[:4])}"
-        return Launch(text, self.slots, tuple(groups), tuple(sizes), what)
+        return Launch(text, self.slots, tuple(groups), tuple(sizes), what, made=self)

@@ -228,10 +228,6 @@ class CudaDevice(Device):
         at = ctypes.c_uint64(memory.address + offset)
         self._call("cuMemsetD8Async", at, ctypes.c_ubyte(0), ctypes.c_size_t(size), None)
 
-    def _copy(self, to: Any, at: int, source: Any, offset: int, size: int) -> None:
-        places = ctypes.c_uint64(to.address + at), ctypes.c_uint64(source.address + offset)
-        self._call("cuMemcpyDtoDAsync_v2", *places, ctypes.c_size_t(size), None)
-
     def _build(self, texts: Sequence[str]) -> None:
         texts = [t for t in texts if t not in self.functions]
         if not texts:

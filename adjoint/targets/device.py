@@ -98,10 +98,6 @@ class Device:
             """Enqueue a write of zeros."""
 
         @abstractmethod
-        def _copy(self, to: Any, at: int, source: Any, offset: int, size: int) -> None:
-            """Enqueue a copy from memory to memory."""
-
-        @abstractmethod
         def _build(self, texts: Sequence[str]) -> None:
             """Compile texts of kernels."""
 
@@ -195,13 +191,6 @@ class Device:
         """Write zeros."""
         with self.errors("a write on the device"):
             self._fill(place[0].raw, place[1], size)
-
-    def copy(self, to: Place, source: Place, size: int) -> None:
-        """Copy on the device."""
-        if size:
-            with self.errors("a copy on the device"):
-                self._copy(to[0].raw, to[1], source[0].raw, source[1], size)
-            self.counts["launches"] += 1
 
     def build(self, kernels: Sequence[Launch]) -> None:
         """Compile the texts of kernels that are not compiled yet."""

@@ -37,6 +37,7 @@ class OpenCL:
         "float": "float", "double": "double", "i1": "uchar", "i8": "char", "i16": "short", "i32": "int",
         "i64": "long",
     }  # fmt: skip
+    joins = True  # whether a kernel may have the texts of others
     barrier = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"
 
     def __init__(self, order: str = "plain", barriers: bool = True) -> None:
@@ -97,16 +98,19 @@ class OpenCL:
         sizes: Sequence[int],
     ) -> str:
         """Return the text of a kernel, with NAME for its name; ``elements`` has the type of each slot."""
-        given = ", ".join(f"__global uchar* s{k}, ulong o{k}" for k in range(len(elements)))
-        types = [self.stored[e] for e in elements]
-        head = [f"  __global {t}* b{k} = (__global {t}*)(s{k} + o{k});" for k, t in enumerate(types)]
-        body = [f"  {self.local_memory(*each)}" for each in shared] + head + w.lines
-        return (
-            "".join(f"{t}\n" for t in w.tables.values())
-            + f"{self.entry(sizes)}({given}) {{\n"
-            + "\n".join(body)
-            + "\n}\n"
-        )
+        head = [self.pointer(f"b{k}", e, f"s{k} + o{k}") for k, e in enumerate(elements)]
+        local = [self.local_memory(*each) for each in shared]
+        return self.text(w.tables, len(elements), [*local, *head, *w.lines], sizes)
+
+    def pointer(self, name: str, element: str, address: str) -> str:
+        """Return the definition of the pointer to the elements of a slot."""
+        return f"__global {self.stored[element]}* {name} = (__global {self.stored[element]}*)({address});"
+
+    def text(self, tables: dict[str, str], slots: int, lines: Sequence[str], sizes: Sequence[int]) -> str:
+        """Return the text of a kernel with a number of slots, given its statements."""
+        given = ", ".join(f"__global uchar* s{k}, ulong o{k}" for k in range(slots))
+        body = "\n".join(f"  {line.lstrip()}" for line in lines)
+        return "".join(f"{t}\n" for t in tables.values()) + f"{self.entry(sizes)}({given}) {{\n{body}\n}}\n"
 
     def entry(self, sizes: Sequence[int]) -> str:
         """Return what comes before the parameters of a kernel, for work-groups of a size."""

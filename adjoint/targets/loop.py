@@ -22,18 +22,23 @@ __all__ = ["loop_kernel"]
 
 
 def loop_kernel(
-    d: OpenCL, group: Fusion, stored: Sequence[Primitive], places: dict[int, Place] | None = None
-) -> Launch:
-    """Return the kernel of a group that writes ``stored`` nodes, some of them to the positions ``places``."""
-    return _Loop(d, group, stored, places or {}).kernel()
+    d: OpenCL, group: Fusion, stored: Sequence[Primitive], places: dict[int, Place] | None = None,
+    whole: bool = False,
+) -> Launch:  # fmt: skip
+    """Return the kernel of a group that writes ``stored`` nodes, some of them to the positions ``places``.
+
+    If ``whole`` is true, all work-groups that sum rows have the same size.
+    """
+    return _Loop(d, group, stored, places or {}, whole).kernel()
 
 
 class _Loop(Nest, Body):
     """Writes the kernel of a group of elementwise nodes and reductions."""
 
     def __init__(
-        self, d: OpenCL, group: Fusion, stored: Sequence[Primitive], places: dict[int, Place]
+        self, d: OpenCL, group: Fusion, stored: Sequence[Primitive], places: dict[int, Place], whole: bool
     ) -> None:
+        self.whole = whole
         Body.__init__(self, d, group)
         Nest.__init__(self, self.w.machine, group, stored, places)
         self.kept: dict[int, Value] = {}
@@ -61,6 +66,7 @@ class _Loop(Nest, Body):
     def _by_groups(self, axes: Sequence[int], items: int, length: int) -> Launch:
         """Write a kernel whose work-groups reduce a row each; with partial sums, the rows of a chunk."""
         wide = min(self.d.group, 1 << (length - 1).bit_length()) if length else 1
+        wide = self.d.group if self.whole else wide
         groups = self.group.chunks or items
         self.line(self.d.index("lane", "LID(0)"))
         self.line(self.d.index("chunk", "WID(0)"))

@@ -91,9 +91,6 @@ class OpenCLDevice(Device):
     def _fill(self, memory: Any, offset: int, size: int) -> None:
         self.cl.enqueue_fill_buffer(self.queue, memory, np.uint8(0), offset, size)
 
-    def _copy(self, to: Any, at: int, source: Any, offset: int, size: int) -> None:
-        self.cl.enqueue_copy(self.queue, to, source, byte_count=size, dst_offset=at, src_offset=offset)
-
     def _build(self, texts: Sequence[str]) -> None:
         texts = [t for t in texts if t not in self.programs]
         if not texts:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.emit.repeat import operand_slots
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.lower.steps import Steps
 from adjoint.compiler.schedule.fuse import PRODUCTS, Fusion
@@ -15,11 +14,13 @@ from adjoint.compiler.schedule.groups import Groups
 from adjoint.compiler.schedule.kernel import Address
 from adjoint.targets.body import Launch
 from adjoint.targets.device import Device, Place
+from adjoint.targets.joined import joined_kernel
 from adjoint.targets.loop import loop_kernel
 from adjoint.targets.matrix import matrix_kernel
 from adjoint.targets.move import collect, place_kernels, scatter_kernels
 from adjoint.targets.order import order_kernels
 from adjoint.targets.product import product_kernel
+from adjoint.targets.repeat import Repeat
 
 __all__ = ["DevicePlan"]
 
@@ -34,23 +35,29 @@ class DevicePlan(Groups):
     """
 
     def __init__(self, device: Device, graph: Dataflow, outputs: Sequence[View], apart: bool = False) -> None:
-        self.device = device
+        self.device, self.apart = device, apart
         self.failed = Primitive("failed", (), None, (), np.dtype(np.int32))
         self.failed.id = -2
+        self.loops: list[DevicePlan] = []  # the bodies of loops
+        self.constants: dict[int, Place] = {}
+        self.rows: list[tuple[Callable[..., None], list[Any]]] = []
         super().__init__(graph, outputs, apart)
         self.arena = device.alloc(self.memory.size)
         self.fail = device.alloc(4)
-        self.constants: dict[int, Place] = {}
-        own = [k for _, k in self.kernels if isinstance(k, Launch)]
-        device.build(own)
-        self.rows: list[tuple[Callable[..., None], list[Any]]] = []
+        if not apart:
+            device.build([k for p in self.bodies() for _, k in p.kernels if isinstance(k, Launch)])
+            for p in self.bodies():
+                p.prepare()
+
+    def prepare(self) -> None:
+        """Prepare the start of all kernels, which are built."""
         for _, kernel in self.kernels:
             if isinstance(kernel, Launch):
-                with device.errors(f"the preparation of a kernel ({kernel.what})"):
-                    start: Any = device.prepare(kernel)
+                with self.device.errors(f"the preparation of a kernel ({kernel.what})"):
+                    start: Any = self.device.prepare(kernel)
             else:
                 start = kernel.run
-            self.rows.append((start, [self._address(s) for s in kernel.slots]))
+            self.rows.append((start, [self.address(s) for s in kernel.slots]))
 
     # Kernels -------------------------------------------------------------------------------------------
 
@@ -67,13 +74,13 @@ class DevicePlan(Groups):
         d, node = self.device.dialect, g.nodes[0]
         stored = [n for n in g.nodes if n.id in self.stored]
         if g.kind == "loop":
-            return [loop_kernel(d, g, stored)]
+            return [loop_kernel(d, g, stored, whole=self.apart)]
         if g.kind in PRODUCTS or g.kind == "conv_weight":
             return [product_kernel(d, g, stored)]
         if g.kind == "matrix":
             return [matrix_kernel(d, g)]
         if g.kind == "repeat":
-            return [_Repeat(self.device, node, g.nodes[1:])]
+            return [self._loop(node, g.nodes[1:])]
         if g.kind == "scatter":
             kernels, space = scatter_kernels(d, self.graph, g)
             self.workspaces.append((index, -(-space // 64) * 64, kernels))
@@ -84,8 +91,19 @@ class DevicePlan(Groups):
             return list(kernels)
         return list(place_kernels(d, self.graph, node, self.memory.pieces_in_place(node)))
 
-    def _address(self, slot: Address) -> Any:
+    def _loop(self, node: Primitive, outs: Sequence[Primitive]) -> Any:
+        """Return a loop: one kernel if its iterations are small."""
+        steps: Steps = node.value
+        kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
+        body = DevicePlan(self.device, steps.graph, [steps.outputs[k] for k in kept], apart=True)
+        self.loops.append(body)
+        loop = Repeat(self.device, node, outs, kept, body)
+        return joined_kernel(self.device.dialect, loop) or loop
+
+    def address(self, slot: Any) -> Any:
         """Return a place, or a tuple (kind, index, offset) if it differs between calls."""
+        if type(slot) is tuple:  # of a loop
+            return slot
         if slot.node is None:
             return self.arena, slot.offset
         if slot.node is self.failed:
@@ -118,20 +136,21 @@ class DevicePlan(Groups):
 
     def place_of(self, v: View, made: Places) -> Place:
         """Return the place of the first element of a view, whose node a kernel computes."""
-        found = self._address(Address(v.node, v.offset * v.node.width))
+        found = self.address(Address(v.node, v.offset * v.node.width))
         if len(found) == 3:
             base, offset = made[found[1]]
             return base, offset + found[2]
         return found
 
     def bodies(self) -> list[DevicePlan]:
-        """Return this plan, and those of the bodies of loops inside."""
-        inner = [k.body for _, k in self.kernels if isinstance(k, _Repeat)]
+        """Return this plan, and those of the bodies of loops whose kernels are started one by one."""
+        inner = [k.body for _, k in self.kernels if isinstance(k, Repeat)]
         return [self, *(p for body in inner for p in body.bodies())]
 
     def checked(self) -> list[DevicePlan]:
         """Return the plans that have checks of their own."""
-        return [p for p in self.bodies() if any(v.node.op != "repeat" for v in p.flags)]
+        own = [self] if any(v.node.op != "repeat" for v in self.flags) else []
+        return [*own, *(p for body in self.loops for p in body.checked())]
 
     def count(self) -> dict[str, int]:
         """Return the numbers of kernels, of their different texts, and of launches per call."""
@@ -145,60 +164,5 @@ class DevicePlan(Groups):
 
     def _launches(self) -> int:
         return sum(
-            1 if isinstance(k, Launch) else k.steps.count * k.body._launches() + k.copies
-            for _, k in self.kernels
+            1 if isinstance(k, Launch) else k.steps.count * k.body._launches() for _, k in self.kernels
         )
-
-
-class _Repeat:
-    """A loop: the host starts the kernels of the body once per iteration, with other places each time."""
-
-    length, workspace = 1, (0, 0)
-
-    def __init__(self, device: Device, node: Primitive, outs: Sequence[Primitive]) -> None:
-        self.device = device
-        steps: Steps = node.value
-        self.steps, self.node = steps, node
-        kept = [*range(steps.carries), *(n.params for n in outs if n.params >= steps.carries)]
-        self.body = DevicePlan(device, steps.graph, [steps.outputs[k] for k in kept], apart=True)
-        slots, self.where = operand_slots(node, list(outs))
-        self.slots = [*slots, Address(node, 0)]
-        results = zip(kept, self.body.results, strict=True)
-        self.kept = {self.body.made[v.node.id]: k for k, v in results if v.size}
-        sizes = [a.nbytes for a in node.args[: steps.carries]]
-        self.bytes = sizes
-        self.carried = [(device.alloc(n), device.alloc(n)) for n in sizes]
-        self.copies = sum(bool(n) for n in sizes) + sum(
-            k in self.where and bool(n) for k, n in enumerate(sizes)
-        )
-
-    def run(self, places: Sequence[Place]) -> None:
-        """Enqueue all iterations."""
-        device, steps = self.device, self.steps
-        for k, size in enumerate(self.bytes):
-            device.copy((self.carried[k][0], 0), places[k], size)
-        device.fill(places[-1], 1)
-        for i in range(steps.count):
-            self._iteration(places, i, steps.count - 1 - i if steps.backwards else i)
-        for k, size in enumerate(self.bytes):
-            if k in self.where:
-                device.copy(places[self.where[k]], (self.carried[k][steps.count % 2], 0), size)
-
-    def _iteration(self, places: Sequence[Place], i: int, row: int) -> None:
-        steps = self.steps
-        given: list[Place] = []
-        for k, a in enumerate(self.node.args):
-            if k < steps.carries:
-                given.append((self.carried[k][i % 2], 0))
-            else:
-                step = a.strides[0] * a.node.width * row if k < steps.carries + steps.rows else 0
-                memory, offset = places[k]
-                given.append((memory, offset + step))
-        made: dict[int, Place] = {}
-        for index, k in self.kept.items():
-            if k < steps.carries:
-                made[index] = self.carried[k][1 - i % 2], 0
-            else:
-                base, offset = places[self.where[k]]
-                made[index] = base, offset + row * steps.outputs[k].nbytes
-        self.body.run(given, made)

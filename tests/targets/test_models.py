@@ -51,15 +51,25 @@ def on_device(monkeypatch: pytest.MonkeyPatch, order: str, barriers: bool = True
     return on_opencl
 
 
-@pytest.mark.parametrize("name", ["transformer", pytest.param("lenet", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "embedding",
+        "batches",
+        *(pytest.param(n, marks=pytest.mark.soak) for n in ("transformer", "lenet", "lstm")),
+    ],
+)
 def test_the_order_of_threads_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = {order: digest(train(name, "SGD", on_device(monkeypatch, order), 2)[0]) for order in ORDERS}
     assert len(set(bits.values())) == 1, bits
 
 
-def test_without_barriers_the_order_of_threads_changes_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["mlp", "batches"])
+def test_without_barriers_the_order_of_threads_changes_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So the test above can fail."""
-    bits = {digest(train("mlp", "SGD", on_device(monkeypatch, order, False), 1)[0]) for order in ORDERS}
+    bits = {digest(train(name, "SGD", on_device(monkeypatch, order, False), 1)[0]) for order in ORDERS}
     assert len(bits) > 1
 
 
