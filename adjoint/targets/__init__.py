@@ -7,13 +7,13 @@ from typing import Any
 
 from adjoint.config import held_across_fork
 from adjoint.errors import ArgumentError
-from adjoint.targets import cuda, opencl
+from adjoint.targets import cuda, opencl, webgpu
 from adjoint.targets.device import Device, DeviceInfo
 from adjoint.targets.program import DeviceProgram, as_tensor
 
 __all__ = ["DeviceInfo", "devices"]
 
-_KINDS: dict[str, Any] = {"cuda": cuda, "opencl": opencl}
+_KINDS: dict[str, Any] = {"cuda": cuda, "opencl": opencl, "webgpu": webgpu}
 _opened: dict[str, Device] = {}
 _lock = held_across_fork(threading.RLock())
 

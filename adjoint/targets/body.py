@@ -149,6 +149,6 @@ class Body:
 
     def launch(self, groups: Sequence[int], sizes: Sequence[int]) -> Launch:
         """Return the finished kernel."""
-        text = self.d.function(self.w, self.elements, self.shared, sizes)
+        text = self.d.function(self.w, self.elements, self.shared, groups, sizes)
         what = f"{self.group.kind} {' '.join(n.op for n in self.group.nodes[:4])}"
         return Launch(text, self.slots, tuple(groups), tuple(sizes), what, made=self)

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from adjoint.errors import ArgumentError, MissingExtraError
 from adjoint.targets.body import Launch
@@ -173,16 +173,10 @@ def open_device(index: int) -> CudaDevice:
     return CudaDevice(index, driver, Compiler())
 
 
-class _Allocation:
-    """Memory of a device; it is freed when this object is deleted."""
+class _Allocation(NamedTuple):
+    """Memory of a device."""
 
-    def __init__(self, device: CudaDevice, size: int) -> None:
-        self.device = device
-        self.address = device.driver.number("cuMemAlloc_v2", ctypes.c_size_t(size), kind=ctypes.c_uint64)
-
-    def __del__(self) -> None:
-        if hasattr(self, "address"):
-            self.device.driver.library.cuMemFree_v2(ctypes.c_uint64(self.address))
+    address: int
 
 
 class CudaDevice(Device):
@@ -213,7 +207,10 @@ class CudaDevice(Device):
 
     def _new(self, size: int) -> Any:
         self.driver.call("cuCtxSetCurrent", self.context)
-        return _Allocation(self, size)
+        return _Allocation(self.driver.number("cuMemAlloc_v2", ctypes.c_size_t(size), kind=ctypes.c_uint64))
+
+    def _free(self, memory: Any) -> None:
+        self._call("cuMemFree_v2", ctypes.c_uint64(memory.address))
 
     def _write(self, memory: Any, array: Any) -> None:
         # the driver copies memory of this kind before it returns, so the array can be deleted

@@ -86,6 +86,10 @@ class Device:
             """Return new memory."""
 
         @abstractmethod
+        def _free(self, memory: Any) -> None:
+            """Give memory back; a finalizer would also run if ``Memory`` keeps what garbage refers to."""
+
+        @abstractmethod
         def _write(self, memory: Any, array: Any) -> None:
             """Enqueue a copy of a contiguous array, which nobody changes, to memory."""
 
@@ -164,11 +168,12 @@ class Device:
         """Give memory that is not used back to the driver."""
         for size, unused in list(self.pool.items()):
             self.counts["allocated"] -= size * len(unused)
-            unused.clear()
+            while unused:
+                self._free(unused.pop())
 
     def upload(self, array: Any, to: Memory | None = None) -> Memory:
         """Copy an array to the device; the array can be changed afterwards."""
-        array = np.array(array, order="C")
+        array = self.packed(np.array(array, order="C"))
         to = self.alloc(array.nbytes) if to is None else to
         if array.nbytes:
             with self.errors("a copy to the device"):
@@ -180,12 +185,23 @@ class Device:
     def read(self, place: Place, shape: tuple[int, ...], dtype: Any) -> Any:
         """Wait for the queue; return a new array with the values at a place."""
         self.check_alive()
-        found = np.empty(shape, dtype)
+        found = np.empty(shape, self.stored(dtype))
         if found.nbytes:
             with self.errors("a copy from the device"):
                 self._read(place[0].raw, place[1], found)
         self.counts["down"] += found.nbytes
-        return found
+        return found if found.dtype == dtype else found.astype(dtype)
+
+    def stored(self, dtype: Any) -> Any:
+        """Return the dtype of elements in memory."""
+        return np.dtype(dtype)
+
+    def packed(self, array: Any) -> Any:
+        """Return an array as it is in memory."""
+        return array
+
+    def submit(self) -> None:
+        """Start what was recorded, on a device that records kernels."""
 
     def fill(self, place: Place, size: int) -> None:
         """Write zeros."""

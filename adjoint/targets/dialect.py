@@ -95,6 +95,7 @@ class OpenCL:
         w: CWriter,
         elements: Sequence[str],
         shared: Sequence[tuple[str, str, int]],
+        groups: Sequence[int],
         sizes: Sequence[int],
     ) -> str:
         """Return the text of a kernel, with NAME for its name; ``elements`` has the type of each slot."""

@@ -78,6 +78,9 @@ class OpenCLDevice(Device):
     def _new(self, size: int) -> Any:
         return self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, size)
 
+    def _free(self, memory: Any) -> None:
+        memory.release()
+
     def _write(self, memory: Any, array: Any) -> None:
         done = self.cl.command_execution_status.COMPLETE
         while self.pending and self.pending[0].command_execution_status == done:

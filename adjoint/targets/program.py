@@ -30,6 +30,7 @@ from adjoint.core.tensor import Tensor, committing, wrap
 from adjoint.errors import DeviceError
 from adjoint.targets.body import Launch
 from adjoint.targets.device import Device, Memory, Place
+from adjoint.targets.numbers import compute_on_host, reachable
 from adjoint.targets.plan import DevicePlan
 from adjoint.targets.values import DeviceValue, Remote, State, put, raw_of, remote
 from adjoint.transforms.rerun import Generators
@@ -56,7 +57,13 @@ class DeviceProgram:
             self._check_native()
             pairs = list(replacements(program))
             outputs = update_rows(self.lowered.graph, self.lowered.outputs, pairs)
-            self._check_dtypes()
+            sources = enumerate(program.sources)
+            self.given_numbers = {k for k, s in sources if s.value.weak or s.kind in ("numbers", "scalar")}
+            self.hosted: dict[int, Any] = {}  # inputs that the host computes: a view, a function
+            if not device.info.float64:
+                given = self.lowered.graph, outputs, self.given_numbers, len(program.sources)
+                outputs, self.hosted = compute_on_host(*given)
+            self._check_dtypes(outputs)
             self.plan = DevicePlan(device, self.lowered.graph, outputs)
         self.checked = self.plan.checked()
         self.read = _sources_of(self.plan)
@@ -81,17 +88,16 @@ class DeviceProgram:
                     '  Move it out of the compiled function, or compile with device="cpu".'
                 )
 
-    def _check_dtypes(self) -> None:
+    def _check_dtypes(self, outputs: Sequence[View]) -> None:
         """Raise DeviceError if the device does not have a dtype of the program."""
-        for graph in _graphs(self.lowered.graph):
-            for n in graph.nodes:
-                reason = self.device.refuses(n.dtype)
-                if reason and n.op not in ("repeat", "number"):
-                    what = "reads an input" if n.op == "source" else f"computes {n.origin or n.op}"
-                    raise DeviceError(
-                        f"{self.name} {what} in {n.dtype}, but {self.device.info.name} {reason}.\n"
-                        "  Use float32 (such as model.astype(np.float32)), or another device."
-                    )
+        for n in reachable([*outputs, *self.lowered.graph.checks]):
+            reason = self.device.refuses(n.dtype)
+            if reason and n.op not in ("repeat", "number"):
+                what = "reads an input" if n.op == "source" else f"computes {n.origin or n.op}"
+                raise DeviceError(
+                    f"{self.name} {what} in {n.dtype}, but {self.device.info.name} {reason}.\n"
+                    "  Use float32 (such as model.astype(np.float32)), or another device."
+                )
 
     def explain(self) -> str:
         """Return one line for each kernel: its work-groups, their threads, and its primitives."""
@@ -143,6 +149,7 @@ class DeviceProgram:
             device.fill((p.fail, 0), 4)
         with device.errors("a kernel"):
             plan.run(given, made)
+            device.submit()
         for p in self.checked:
             if device.read((p.fail, 0), (), np.int32):
                 return None
@@ -172,30 +179,34 @@ class DeviceProgram:
 
     def _find_numbers(self) -> None:
         """Find the inputs that are Python numbers or small arrays of them: all are copied together."""
-        self.small: list[tuple[int, Any]] = []  # index of the input, its part of ``staging``
+        self.small: list[tuple[int, Any, Any]] = []  # index and dtype of the input, its part of ``staging``
         dtypes, at = [], 0
         for k in self.read:
-            s = self.program.sources[k]
-            if s.value.weak or s.kind in ("numbers", "scalar"):
-                dtype = np.dtype(np.float64) if s.value.weak else s.value.dtype
-                dtypes.append((k, at, dtype, s.value.size))
-                at += -(-dtype.itemsize * s.value.size // _LINE) * _LINE
-        self.staging = np.zeros(at, np.uint8)
+            if k in self.hosted or k in self.given_numbers:
+                value = self.hosted[k][0] if k in self.hosted else self.program.sources[k].value
+                dtype = np.dtype(np.float64) if value.weak else value.dtype
+                dtypes.append((k, at, dtype, value.size))
+                at += -(-self.device.stored(dtype).itemsize * value.size // _LINE) * _LINE
+        self.staging = np.zeros(at // 4, np.uint32)
         self.places = {k: at for k, at, _, _ in dtypes}
         for k, at, dtype, size in dtypes:
-            self.small.append((k, self.staging[at : at + dtype.itemsize * size].view(dtype)))
+            stored = self.device.stored(dtype)
+            part = self.staging.view(np.uint8)[at : at + stored.itemsize * size]
+            self.small.append((k, dtype, part.view(stored)))
 
     def _numbers(self, moving: Sequence[Any]) -> dict[int, Place]:
         """Copy all numbers to the device; return their places by the index of the input."""
         if not self.small:
             return {}
-        for k, part in self.small:
-            part[:] = np.ravel(self._value(k, moving))
+        for k, dtype, part in self.small:
+            part[:] = self.device.packed(np.ravel(np.asarray(self._value(k, moving), dtype)))
         memory = self.device.upload(self.staging)
         return {k: (memory, at) for k, at in self.places.items()}
 
     def _value(self, k: int, moving: Sequence[Any]) -> Any:
         """Return the present value of an input: a ``DeviceValue``, an array or a number."""
+        if k in self.hosted:
+            return self.hosted[k][1](lambda i: self._value(i, moving))
         s = self.program.sources[k]
         if s.kind == "scalar":  # they are the last sources, and the last values
             return moving[k - len(self.program.sources)]
@@ -318,12 +329,6 @@ def _number_of(moving: Sequence[Any], s: Source) -> Any:
 def _typed(value: Any, source: Any) -> Any:
     dtype = np.float64 if source.value.weak else source.value.dtype
     return np.asarray(value, dtype)
-
-
-def _graphs(graph: Any) -> list[Any]:
-    """Return a graph and those of the bodies of its loops."""
-    inner = [n.value.graph for n in graph.nodes if n.op == "repeat"]
-    return [graph, *(g for each in inner for g in _graphs(each))]
 
 
 def _sources_of(plan: DevicePlan) -> list[int]:

@@ -59,8 +59,9 @@ def level(request, tmp_path, monkeypatch):
         yield found
 
 
-def kernel_of(level, name: str, dtype, arguments: int = 1) -> str:
+def kernel_of(level, name: str, dtype, arguments: int = 1, float64: bool = True) -> str:
     w, lanes, element = Writer(level), level.lanes(dtype), element_of(dtype)
+    w.float64 = float64
 
     def body(i, _):
         given = [w.load(w.at(w.slot(k), element, i), element, lanes) for k in range(arguments)]
@@ -70,13 +71,13 @@ def kernel_of(level, name: str, dtype, arguments: int = 1) -> str:
     return w.kernel()
 
 
-def apply(level, name: str, *given):
-    """Apply a function of kernels to arrays of one dtype."""
+def apply(level, name: str, *given, float64: bool = True):
+    """Apply a function of kernels to arrays of one dtype; without ``float64`` it computes in float32."""
     dtype, count = given[0].dtype, len(given[0])
     whole = -(-count // 64) * 64
     args = [np.concatenate([g, np.zeros(whole - count, dtype)]) for g in given]
     out = np.empty(whole, dtype)
-    run(kernel_of(level, name, dtype, len(given)), [*args, out], 0, whole)
+    run(kernel_of(level, name, dtype, len(given), float64), [*args, out], 0, whole)
     return out[:count]
 
 
@@ -164,6 +165,14 @@ def test_within_two_ulp(level, name, dtype):
 def test_two_arguments_within_two_ulp(level, name, dtype):
     if dtype == np.float64 and not LONG:
         pytest.skip("long double is no longer than double")
+    x, y = two_samples(name, dtype)
+    error, at = ulps(apply(level, name, x, y), exact(name, x, y))
+    assert error <= 2.0, (error, at)
+
+
+@np.errstate(all="ignore")
+def two_samples(name: str, dtype):
+    """Pairs of numbers: of all sizes, special values, and powers that are finite or close to 1."""
     rng = np.random.default_rng(1)
     x, y = samples(name, dtype, 1500), samples(name, dtype, 1500)
     every = [
@@ -176,7 +185,29 @@ def test_two_arguments_within_two_ulp(level, name, dtype):
     y = np.concatenate(
         [rng.permutation(y), every[1], small, sized * 1000, rng.integers(-9, 9, 4000).astype(dtype)]
     )
-    error, at = ulps(apply(level, name, x, y), exact(name, x, y))
+    return x, y
+
+
+@pytest.mark.parametrize("name", [n for n in UNARY if n not in functions.OWN32])
+def test_float32_without_float64_within_two_ulp(level, name):
+    """The forms for devices that have no float64."""
+    x = samples(name, np.float32, 5000)
+    error, at = ulps(apply(level, name, x, float64=False), exact(name, x))
+    assert error <= 2.0, (error, x[at])
+
+
+@pytest.mark.parametrize("name", BINARY)
+@np.errstate(all="ignore")
+def test_two_arguments_without_float64(level, name):
+    """Where the terms of ``logaddexp`` cancel, the error is at most 2⁻²⁶ of the larger one."""
+    x, y = two_samples(name, np.float32)
+    found, wanted = apply(level, name, x, y, float64=False), exact(name, x, y)
+    if name.startswith("logaddexp"):
+        small = np.abs(wanted) < 0.1 * np.abs(np.maximum(x, y))
+        limit = 2.0**-26 * np.abs(np.maximum(x, y)) + 2 * np.spacing(np.abs(wanted).astype("f4"))
+        assert (np.abs(found.astype(wanted.dtype) - wanted) <= limit)[small].all()
+        found, wanted = found[~small], wanted[~small]
+    error, at = ulps(found, wanted)
     assert error <= 2.0, (error, at)
 
 

@@ -61,7 +61,7 @@ ALLOWED["__main__"] = {"cli"}
 
 # Imports inside functions, with the reason: optional libraries and nothing else.
 HIDDEN_ALLOWED = set(
-    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn mpi4py llvmlite tensorboard mlflow wandb pyopencl".split()
+    "scipy hypothesis safetensors rich matplotlib threadpoolctl ml_dtypes torch sklearn mpi4py llvmlite tensorboard mlflow wandb pyopencl wgpu".split()
 )
 
 for _below in ALLOWED.values():

@@ -6,13 +6,26 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pytest
+from random_programs import arrays, program
 
 import adjoint as ad
 from adjoint import tree
 from adjoint.compiler.lower.lower import Lowered
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor, wrap
+from adjoint.errors import DeviceError
 from adjoint.testing.cases import Case, cases
+
+EVERY = 30
+
+
+def soaked(found: list[Any]) -> list[Any]:
+    """Mark all but every thirtieth case as part of the soak test."""
+    return [
+        pytest.param(c, marks=() if k % EVERY == 5 else pytest.mark.soak, id=str(c))
+        for k, c in enumerate(found)
+    ]
 
 
 def real_cases() -> list[Case]:
@@ -128,3 +141,58 @@ def operands(dtype: str) -> tuple[Any, ...]:
         ad.tensor(np.array([1, 1, 0, 1]).astype(dtype)),
         ad.tensor(np.eye(3, dtype="f4" if dtype == "f4" else "f8")),
     )
+
+
+def agrees(compiled: Any, f: Any, given: Any, units: float) -> None:
+    """Compare a function on a device with eager code; every op that is native on the CPU must run.
+
+    Functions that compute in float64 cannot run on a device without it.
+    """
+    wanted = f(*given)
+    try:
+        found = compiled(f)(*given)
+    except DeviceError as error:
+        if "has no float64" not in str(error) and is_native_on_cpu(f, given):
+            raise
+    else:
+        check(found, wanted, units)
+
+
+def sorted_rows(compiled: Any, dtype: str, n: int) -> None:
+    """Sort on a device: rows longer than a work-group are merged; equal elements keep their order, NaN is last."""
+    draw = np.random.default_rng(n)
+    x, at = draw.integers(0, n // 3, (2, n)).astype(dtype), ad.tensor(draw.integers(0, 7, n))
+    if dtype == "f4":
+        x[draw.random(x.shape) < 0.1], x[draw.random(x.shape) < 0.1] = np.nan, -0.0
+
+    def f(x: Any, at: Any) -> Any:
+        factors, table = np.arange(n, dtype="f4")[:, None], ad.ones((7, 2), dtype="f4")
+        rows = ad.grad(lambda t: (t[at] * factors).sum())(table)
+        return ad.argsort(x), ad.sort(x, axis=0), ad.argsort(x, descending=True), rows
+
+    for a, b in zip(compiled(f)(ad.tensor(x), at), f(ad.tensor(x), at), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+        assert a.dtype == b.dtype
+
+
+def run_program(compiled: Any, seed: int, widest: Any = np.float64) -> None:
+    """Compare a random program on a device with replay; ``widest`` is the dtype of its float64 arrays."""
+    rng = np.random.default_rng(seed)
+    given = tuple(ad.asarray(a.astype(widest) if a.dtype == np.float64 else a) for a in arrays(rng, 4))
+    f = program(rng, 12)
+    wanted = ad.compile(f, backend="replay")(*given)
+    eps = 1e-6 if any(a.dtype == np.float32 for a in given) else 1e-15
+    try:
+        found = compiled(f)(*given)
+    except DeviceError as error:
+        if "has no float64" not in str(error) and is_native_on_cpu(f, given):
+            raise
+        return
+    for x, y in zip(tree.leaves(found), tree.leaves(wanted), strict=True):
+        a, b = x.detach().numpy(), y.detach().numpy()
+        assert a.shape == b.shape and a.dtype == b.dtype
+        if a.dtype.kind == "f":
+            size = np.abs(b[np.isfinite(b)]).max(initial=1.0)
+            np.testing.assert_allclose(a, b, rtol=2e4 * eps, atol=2e4 * eps * size)
+        else:
+            np.testing.assert_array_equal(a, b)

@@ -179,7 +179,7 @@ def batches(kind: str) -> Made:
         return carry, loss
 
     def step(x: Any, y: Any) -> Any:
-        return ad.scan(one, ad.zeros(()), (x, y))[1].mean()
+        return ad.scan(one, ad.zeros((), dtype=x.dtype), (x, y))[1].mean()
 
     x, y = draw.normal(size=(9, 4, 6)).astype("f4"), draw.normal(size=(9, 4, 3)).astype("f4")
     return step, (ad.tensor(x), ad.tensor(y)), list(net.parameters())

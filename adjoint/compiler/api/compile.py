@@ -89,9 +89,9 @@ def compile(
         "portable", "avx512", "avx2", "sse2", "neon" and "none".  Native code is then used from the first
         call, and it computes the numbers of optimisers too, such as the bias corrections of Adam.
     device : str
-        The device that runs the program: "cpu", or one that ``ad.devices()`` lists, such as "opencl" or
-        "opencl:1".  Parameters, gradients and the state of optimisers then stay on the device between calls,
-        and are read when they are used.
+        The device that runs the program: "cpu", or one that ``ad.devices()`` lists, such as "opencl",
+        "opencl:1" or "webgpu".  Parameters, gradients and the state of optimisers then stay on the device
+        between calls, and are read when they are used.
 
     Returns
     -------

@@ -34,6 +34,7 @@ class Arithmetic:
     """
 
     machine: Machine
+    float64 = True  # whether the language has float64
 
     if TYPE_CHECKING:  # methods of each language; abc would slow down isinstance
 
@@ -84,6 +85,10 @@ class Arithmetic:
         @abstractmethod
         def element(self, numbers: Sequence[int], index: Value) -> Value:
             """Emit the number at an index of a constant list of 64-bit integers."""
+
+    def fixed(self, value: Value) -> Value:
+        """Emit a float in a form that compilers which reorder additions cannot combine with what follows."""
+        return value
 
     def like(self, value: Value, number: Any) -> Value:
         """Return a literal with the type of a value."""

@@ -80,6 +80,10 @@ class Term:
         """Emit ``size`` with the sign of this term."""
         return Term(self.w, self.w.intrinsic("copysign", size.value, self.value))
 
+    def fixed(self) -> Term:
+        """Emit the float so that its sum with others is not reordered; see ``Arithmetic.fixed``."""
+        return Term(self.w, self.w.fixed(self.value))
+
     def sqrt(self) -> Term:
         """Emit the square root."""
         return Term(self.w, self.w.sqrt(self.value))

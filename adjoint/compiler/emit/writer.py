@@ -441,24 +441,25 @@ class Writer(Arithmetic):
     ) -> list[Value]:
         """Emit a loop over the lanes of ``x`` that calls a function; return its results as vectors.
 
-        ``function(writer, number)`` emits its body, and ``kinds`` are the element types of its results.
+        ``function(writer, number)`` emits its body, and ``kinds`` are the element types of its results, which
+        have the same size.
         """
-        lanes = x.lanes
+        lanes, unit = x.lanes, f"i{8 * size_of(kinds[0])}"
 
         def body(inner: Writer, args: list[Value]) -> None:
             for k, value in enumerate(function(inner, args[1])):
-                inner.store(value, inner.at(args[0], "i64", k * lanes))
+                inner.store(value, inner.at(args[0], unit, k * lanes))
 
         self.define(f"{name}_{lanes}", [("ptr", "to"), (x.element, "x")], body)
-        given, found = self.scratch(x.element, lanes), self.scratch("i64", len(kinds) * lanes)
+        given, found = self.scratch(x.element, lanes), self.scratch(unit, len(kinds) * lanes)
         self.store(x, given)
 
         def one(i: Value, _: list[Value]) -> None:
             value = self.load(self.at(given, x.element, i), x.element)
-            self.run(f"{name}_{lanes}", self.at(found, "i64", i), value)
+            self.run(f"{name}_{lanes}", self.at(found, unit, i), value)
 
         self.loop(0, lanes, 1, one)
-        return [self.load(self.at(found, "i64", k * lanes), kind, lanes) for k, kind in enumerate(kinds)]
+        return [self.load(self.at(found, unit, k * lanes), kind, lanes) for k, kind in enumerate(kinds)]
 
     def element(self, numbers: Sequence[int], index: Value) -> Value:
         """Emit the number at an index of a constant list of 64-bit integers."""

@@ -21,7 +21,7 @@ from adjoint.compiler.lower.target import CPU, Target
 from adjoint.core.native import NotNative
 from adjoint.core.shapes import Shape
 
-__all__ = ["DTYPES", "Dataflow", "Primitive", "View", "is_half", "is_stored", "row_major"]
+__all__ = ["DTYPES", "FOLDED", "Dataflow", "Primitive", "View", "is_half", "is_stored", "row_major"]
 
 DTYPES = frozenset(map(np.dtype, "? b B h H i I l L q Q f d".split()))  # dtypes that kernels can compute
 _MOVES = frozenset(("copy", "astype", "where", "place", "gather"))  # primitives of half precision
@@ -363,9 +363,9 @@ class Dataflow:
         if found is not None:
             return found
         numbers = [a.scalar() for a in args]
-        if args and op in _FOLDED and all(n is not None for n in numbers):
+        if args and op in FOLDED and all(n is not None for n in numbers):
             with np.errstate(all="ignore"):
-                value = np.asarray(_FOLDED[op](*numbers)).astype(dtype)
+                value = np.asarray(FOLDED[op](*numbers)).astype(dtype)
             return self.broadcast(self.constant(value), shape)
         return self.node(op, args, params, shape, dtype)
 
@@ -567,7 +567,7 @@ def _narrow_operand(x: View) -> View:
 
 
 # Elementwise primitives of constants, by the functions of NumPy.
-_FOLDED: dict[str, Callable[..., Any]] = {
+FOLDED: dict[str, Callable[..., Any]] = {
     "abs": np.absolute, "add": np.add, "astype": np.asarray, "copy": np.asarray, "divide": np.divide,
     "equal": np.equal, "exp": np.exp, "greater": np.greater, "less": np.less, "log": np.log,
     "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply, "negative": np.negative,

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 from adjoint.compiler.emit.math.coefficients import EXP, LOG, LOG1P, LOG_LATER, TANH
 from adjoint.compiler.emit.math.floats import (
+    FORMATS,
     exponent_and_mantissa,
     float_of,
     halve,
     nearest,
+    parts,
     polynomial,
     power_of_two,
     quick_sum,
@@ -90,7 +92,7 @@ def exponential(x: Term, lean: bool, beside: Term | None = None) -> Exponential:
         r = fma(k, -math.log(2.0), x)
         return Exponential(k, n, r, r * r * polynomial(r, EXP[1]))
     a, b = fma(k, -high, x), k * low
-    r = a - b
+    r = (a - b).fixed()
     rest = a - r - b
     p = polynomial(r, EXP[x.element == "float"])
     if beside is None:
@@ -183,7 +185,7 @@ def tanh(x: Term, lean: bool = False) -> Term:
 
 def _half_exp(a: Term, lean: bool) -> Term:
     """Emit exp(a) / 2 for a >= 0, which is finite wherever cosh(a) is."""
-    e = exponential(clamp(a, 0.0, 400.0 if lean else 712.0), lean)
+    e = exponential(clamp(a, 0.0, 400.0 if lean else 91.0 if a.element == "float" else 712.0), lean)
     return e._replace(k=e.k - 1.0, n=e.n - 1).total(lean)
 
 
@@ -197,7 +199,7 @@ def sinh(x: Term, lean: bool = False) -> Term:
     """Emit code for sinh(x): by its Taylor series for |x| < 1, otherwise from exp(|x|)."""
     a = abs(x)
     z = a * a
-    series = [1 / math.factorial(n) for n in range(9 if lean else 17, 1, -2)]
+    series = [1 / math.factorial(n) for n in range(9 if lean or x.element == "float" else 17, 1, -2)]
     small = fma(a * z, polynomial(z, series), a)
     e = _half_exp(a, lean)
     large = e - 0.25 / e
@@ -271,15 +273,17 @@ def log(x: Term, lean: bool = False) -> Term:
     return _at_the_ends(x, _logarithm(*_exponent(x, lean), lean).total())
 
 
-def log1p(x: Term, lean: bool = False) -> Term:
-    """Emit code for log(1 + x)."""
-    u = x + 1.0
+def log1p(x: Term, lean: bool = False, beside: Term | None = None) -> Term:
+    """Emit code for log(1 + x + beside), where ``beside`` is a small correction of x."""
+    u = (x + 1.0).fixed()
     n, m = exponent_and_mantissa(u)
     near = n.equals(0)
     k = float_of(n, x.element)
     # the rounding error of 1 + x, divided by u
     lost = where(x > 1.0, 1.0 - (u - x), x - (u - 1.0))
     lost = where(near, 0.0, lost / u)
+    if beside is not None:
+        lost = lost + beside / u
     f = where(near, x, m - 1.0)
     return unless_tiny(x, _at_the_ends(x, _logarithm(k, f, lean).total(lost), -1.0))
 
@@ -288,6 +292,11 @@ def _in_base(
     x: Term, lean: bool = False, *, inverse: tuple[float, float], k_part: tuple[float, float]
 ) -> Term:
     """Emit log(x) · ``inverse``, with log(2) · inverse in ``k_part``: both are sums of two numbers."""
+    if x.element == "float":
+        high, low = _long_log(*_exponent(x, False))
+        factor, factor_rest = parts((inverse[0], inverse[1]), "float")
+        product, error = two_product(high, x.like(factor))
+        return _at_the_ends(x, product + (error + fma(high, factor_rest, low * factor)))
     part = _logarithm(*_exponent(x, lean), lean)
     # log(1 + f) = high + low, where high has zeros in its lower half
     high = part.f - part.half_square
@@ -330,8 +339,9 @@ def logaddexp(x: Term, y: Term, lean: bool = False, binary: bool = False) -> Ter
     else:
         high, low = _log1p_of_exponential(_below_one(d, d_rest, binary))
     if binary:
-        high, rest = two_product(high, x.like(_INVERSE_LN2[0]))
-        low = fma(low, _INVERSE_LN2[0], fma(high, _INVERSE_LN2[1] / _INVERSE_LN2[0], rest))
+        inverse, inverse_rest = parts(_INVERSE_LN2, x.element)
+        high, rest = two_product(high, x.like(inverse))
+        low = fma(low, inverse, fma(high, inverse_rest / inverse, rest))
         high, low = where(same, 1.0, high), where(same, 0.0, low)
     total, error = two_sum(top, high)
     finite = abs(total) < INF
@@ -344,14 +354,15 @@ logaddexp2 = partial(logaddexp, binary=True)
 
 def _below_one(d: Term, rest: Term, binary: bool) -> Exponential:
     """Emit exp(d + rest), or 2 to this power if ``binary``, as parts; d <= 0, and ``rest`` corrects d."""
+    single = d.element == "float"
     if not binary:
-        return exponential(clamp(d, -750.0, 0.0), False, rest)
-    d = clamp(d, -1100.0, 0.0)
+        return exponential(clamp(d, -110.0 if single else -750.0, 0.0), False, rest)
+    d = clamp(d, -160.0 if single else -1100.0, 0.0)
     k, n = nearest(d)
     part = d - k  # exact
     r, r_rest = two_product(part, d.like(math.log(2.0)))
-    rest = fma(rest, math.log(2.0), fma(part, _LN2_REST["double"], r_rest))
-    c = r * r * polynomial(r, EXP[0])
+    rest = fma(rest, math.log(2.0), fma(part, _LN2_REST[d.element], r_rest))
+    c = r * r * polynomial(r, EXP[single])
     return Exponential(k, n, r, c + fma(rest, r + c, rest))
 
 
@@ -371,14 +382,19 @@ def _log1p_of_exponential(e: Exponential) -> tuple[Term, Term]:
 # Inverse hyperbolic functions --------------------------------------------------------------------
 
 
+def _sum(a: Term, b: Term) -> tuple[Term, Term | None]:
+    """Emit a + b, and for float32 its rounding error."""
+    return two_sum(a, b) if a.element == "float" else (a + b, None)
+
+
 def asinh(x: Term, lean: bool = False) -> Term:
     """Emit code for asinh(x) = log(1 + (a + a²/(1 + √(1 + a²)))), a = |x|; log(2a) for large a."""
     a = abs(x)
     large = a > 2.0**28
     b = where(large, 1.0, a)
     square = b * b
-    t = b + square / ((square + 1.0).sqrt() + 1.0)
-    y = where(large, log(a, lean) + math.log(2.0), log1p(t, lean))
+    t, rest = _sum(b, square / ((square + 1.0).sqrt() + 1.0))
+    y = where(large, log(a, lean) + math.log(2.0), log1p(t, lean, rest))
     return unless_tiny(x, x.signed(y))
 
 
@@ -386,7 +402,8 @@ def acosh(x: Term, lean: bool = False) -> Term:
     """Emit code for acosh(x) = log(1 + (t + √(2t + t²))), t = x − 1; log(2x) for large x."""
     large = x > 2.0**28
     t = where(large, 2.0, x) - 1.0
-    y = log1p(t + fma(t, t, t + t).sqrt(), lean)
+    total, rest = _sum(t, fma(t, t, t + t).sqrt())
+    y = log1p(total, lean, rest)
     y = where(large, log(x, lean) + math.log(2.0), y)
     return where(x < 1.0, NAN, y)
 
@@ -395,9 +412,10 @@ def atanh(x: Term, lean: bool = False) -> Term:
     """Emit code for atanh(x) = log(1 + 2a/(1 − a)) / 2, a = |x|."""
     a = abs(x)
     twice = a + a
-    small = twice + twice * a / (1.0 - a)
+    small, rest = _sum(twice, twice * a / (1.0 - a))
     t = where(a < 0.5, small, twice / (1.0 - a))
-    y = log1p(t, lean) * 0.5
+    rest = None if rest is None else where(a < 0.5, rest, 0.0)
+    y = log1p(t, lean, rest) * 0.5
     return unless_tiny(x, x.signed(where(a > 1.0, NAN, y)))
 
 
@@ -413,16 +431,18 @@ def pow(x: Term, y: Term, lean: bool = False) -> Term:
 def _power(a: Term, y: Term) -> Term:
     """Emit aʸ for a > 0, computed from a logarithm with about twice the usual precision."""
     high, low = _long_log(*_exponent(a, False))
-    y = clamp(y, -1e25, 1e25)  # beyond this the power is 0, 1 or infinite
+    # beyond these bounds the power is 0, 1 or infinite
+    most, limit = (1e12, 150.0) if y.element == "float" else (1e25, 800.0)
+    y = clamp(y, -most, most)
     product, error = two_product(high, y)
     error = fma(low, y, error)
-    return exp(product, False, where(abs(product) < 800.0, error, 0.0))
+    return exp(product, False, where(abs(product) < limit, error, 0.0))
 
 
 def _long_log(k: Term, f: Term) -> tuple[Term, Term]:
     """Emit k ln 2 + log(1 + f) as a sum of two numbers, with a relative error of about 2⁻⁶⁸."""
     # s = f / (2 + f) = s1 + s2
-    d = f + 2.0
+    d = (f + 2.0).fixed()
     d2 = f - (d - 2.0)
     s1 = f / d
     p, p2 = two_product(s1, d)
@@ -432,8 +452,9 @@ def _long_log(k: Term, f: Term) -> tuple[Term, Term]:
     z2 = fma(s1 + s1, s2, z2)
     # q = 2/3 + z · later = q1 + q2
     later = z1 * polynomial(z1, LOG_LATER)
-    q1, q2 = quick_sum(f.like(2 / 3), later)
-    q2 = q2 + 3.700743415417188e-17  # 2/3 − float64(2/3)
+    two_thirds, rest = parts((2 / 3, 3.700743415417188e-17), f.element)
+    q1, q2 = quick_sum(f.like(two_thirds), later)
+    q2 = q2 + rest
     # t = s · z · q, and log(1 + f) = 2 s + t
     u1, u2 = two_product(z1, q1)
     u2 = u2 + fma(z1, q2, z2 * q1)
@@ -441,7 +462,7 @@ def _long_log(k: Term, f: Term) -> tuple[Term, Term]:
     t2 = t2 + fma(s1, u2, s2 * u1)
     h1, h2 = quick_sum(s1 + s1, t1)
     h2 = h2 + (s2 + s2 + t2)
-    high, low = LN2["double"]
+    high, low = LN2[f.element]
     g1, g2 = two_sum(k * high, h1)
     return quick_sum(g1, fma(k, low, g2 + h2))
 
@@ -455,7 +476,7 @@ def _special_powers(x: Term, y: Term, size: Term) -> Term:
     extreme = a.equals(0.0) | (a.equals(INF) | b.equals(INF))
     size = where(extreme, where(grows, x.like(INF), 0.0), size)
     size = where(a.equals(1.0), 1.0, size)
-    negative = x.bitcast("i64") < 0
+    negative = x.bitcast(FORMATS[x.element].integer) < 0
     whole, odd = _parity(y)
     size = where(negative & odd, -size, size)
     bad = (x < 0.0) & (~whole & (a > 0.0)) & a.compare("one", INF)
@@ -466,12 +487,13 @@ def _special_powers(x: Term, y: Term, size: Term) -> Term:
 
 def _parity(y: Term) -> tuple[Term, Term]:
     """Emit two masks: whether y is an integer, and whether y is an odd integer."""
-    b = abs(y)
-    huge = b >= 2.0**53
+    f = FORMATS[y.element]
+    b, large = abs(y), 2.0**f.mantissa
+    huge = b >= 2.0 * large
     c = where(huge, 0.0, b)
     # adding 2⁵² rounds to an integer, whose lowest bit is then that of the sum; above 2⁵² it rounds to even
-    above = c >= 2.0**52
-    moved = where(above, 0.0, c) + 2.0**52
-    whole = (moved - 2.0**52).equals(where(above, 0.0, c))
-    low = where(above, c, moved).bitcast("i64") & 1
+    above = c >= large
+    moved = (where(above, 0.0, c) + large).fixed()
+    whole = (moved - large).equals(where(above, 0.0, c))
+    low = where(above, c, moved).bitcast(f.integer) & 1
     return whole, whole & (low.equals(1) & ~huge)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from adjoint.compiler.emit.terms import Operand, Term, fma
 
 __all__ = [
-    "FORMATS", "exponent_and_mantissa", "float_of", "halve", "nearest", "polynomial", "power_of_two",
-    "quick_sum", "two_product", "two_sum",
+    "FORMATS", "exponent_and_mantissa", "float_of", "halve", "nearest", "parts", "polynomial",
+    "power_of_two", "quick_sum", "two_product", "two_sum",
 ]  # fmt: skip
 
 
@@ -23,14 +24,23 @@ class _Format(NamedTuple):
     rounder_bits: int
     root_bits: int  # of √½
     splitter: float  # 2^⌈mantissa / 2⌉ + 1
+    sign: int  # the number of the sign bit
 
 
 FORMATS = {
-    "float": _Format("i32", 23, 127, 12582912.0, 0x4B400000, 0x3F3504F3, 4097.0),
+    "float": _Format("i32", 23, 127, 12582912.0, 0x4B400000, 0x3F3504F3, 4097.0, 31),
     "double": _Format(
-        "i64", 52, 1023, 6755399441055744.0, 0x4338000000000000, 0x3FE6A09E667F3BCD, 134217729.0
+        "i64", 52, 1023, 6755399441055744.0, 0x4338000000000000, 0x3FE6A09E667F3BCD, 134217729.0, 63
     ),
 }
+
+
+def parts(number: tuple[float, float], element: str) -> tuple[float, float]:
+    """Return a sum of two float64 numbers as a sum of two numbers of the type ``element``."""
+    if element == "double":
+        return number
+    (high,) = struct.unpack("<f", struct.pack("<f", number[0]))
+    return high, number[0] - high + number[1]
 
 
 def polynomial(x: Term, coefficients: Sequence[float]) -> Term:
@@ -44,7 +54,7 @@ def polynomial(x: Term, coefficients: Sequence[float]) -> Term:
 def nearest(x: Term, scale: float = 1.0) -> tuple[Term, Term]:
     """Emit the integer nearest to ``x * scale``, below 2²² or 2⁵¹, as a float and as an integer."""
     f = FORMATS[x.element]
-    moved = fma(x, scale, f.rounder) if scale != 1.0 else x + f.rounder
+    moved = (fma(x, scale, f.rounder) if scale != 1.0 else x + f.rounder).fixed()
     return moved - f.rounder, moved.bitcast(f.integer) - f.rounder_bits
 
 
@@ -81,20 +91,20 @@ def exponent_and_mantissa(x: Term) -> tuple[Term, Term]:
 
 def two_sum(a: Term, b: Operand) -> tuple[Term, Term]:
     """Emit ``a + b`` and the rounding error of the sum."""
-    s = a + b
-    v = s - a
+    s = (a + b).fixed()
+    v = (s - a).fixed()
     return s, (a - (s - v)) + (b - v)
 
 
 def quick_sum(a: Term, b: Term) -> tuple[Term, Term]:
     """Emit ``a + b`` and the rounding error of the sum; requires ``|a| >= |b|``."""
-    s = a + b
-    return s, b - (s - a)
+    s = (a + b).fixed()
+    return s, b - (s - a).fixed()
 
 
 def two_product(a: Term, b: Term) -> tuple[Term, Term]:
     """Emit ``a * b`` and the rounding error of the product."""
-    p = a * b
+    p = (a * b).fixed()
     if a.w.machine.fma:
         return p, fma(a, b, -p)
     (ah, al), (bh, bl) = _split(a), _split(b)
@@ -103,6 +113,6 @@ def two_product(a: Term, b: Term) -> tuple[Term, Term]:
 
 def _split(a: Term) -> tuple[Term, Term]:
     """Emit two numbers with half as many mantissa bits whose sum is ``a``."""
-    moved = a * FORMATS[a.element].splitter
-    high = moved - (moved - a)
+    moved = (a * FORMATS[a.element].splitter).fixed()
+    high = (moved - (moved - a).fixed()).fixed()
     return high, a - high

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from adjoint.compiler.emit.arithmetic import Arithmetic
-from adjoint.compiler.emit.math.floats import quick_sum, two_product, two_sum
+from adjoint.compiler.emit.math.floats import parts, quick_sum, two_product, two_sum
 from adjoint.compiler.emit.terms import Term
 from adjoint.compiler.emit.values import Value
 
@@ -29,6 +29,8 @@ def reduce_lanes(x: Term) -> list[Value]:
 
     All lanes must be finite and at least 1 in size; n is only known modulo 4.
     """
+    if x.element == "float":
+        return x.w.each_lane("reduce_angle32", _reduce_single, x.value, ("i32", "float", "float"))
     return x.w.each_lane("reduce_angle", _reduce, x.value, ("i64", "double", "double"))
 
 
@@ -60,13 +62,42 @@ def _reduce(w: Arithmetic, x: Value) -> list[Value]:
     c = _double(w, low_part >> 11) * (scale * 2.0**-53)
     a, b = two_sum(a, b)
     a, b = quick_sum(a, b + c)
-    p, rest = two_product(a, a.like(_HALF_PI[0]))
-    rest = rest + a * _HALF_PI[1] + b * _HALF_PI[0]
-    r, rest = quick_sum(p, rest)
     below = bits < 0
     turn = w.bits("xor", negative.value, below.value)
-    parts = [w.select(turn, w.neg(part.value), part.value) for part in (r, rest)]
-    return [w.select(below.value, w.neg(n.value), n.value), *parts]
+    quarters = _quarters(a, b)
+    found = [w.select(turn, w.neg(part.value), part.value) for part in quarters]
+    return [w.select(below.value, w.neg(n.value), n.value), *found]
+
+
+def _quarters(a: Term, b: Term) -> tuple[Term, Term]:
+    """Emit (a + b) π/2 as a number and a small correction."""
+    high, low = parts(_HALF_PI, a.element)
+    p, rest = two_product(a, a.like(high))
+    rest = rest + a * low + b * high
+    return quick_sum(p, rest)
+
+
+def _reduce_single(w: Arithmetic, x: Value) -> list[Value]:
+    """Emit n, r and c of one angle in float32; n and the fraction after it are found in 64 bits."""
+    bits = Term(w, x).bitcast("i32")
+    start = _wide(w, (bits >> 23 & 0xFF) - (150 - 62))
+    m = _wide(w, (bits & (1 << 23) - 1) | 1 << 23)
+    total = m * _word(w, start, 0) + (m * (_word(w, start, 1) >> 32) >> 32)
+    fraction = total << 2
+    n = (total >> 62) + _integer(w, fraction < 0)
+    low = (1 << 40) - 1, (1 << 16) - 1
+    pieces = fraction & ~low[0], fraction & (low[0] - low[1]), fraction & low[1]
+    a, b, c = (Term(w, w.convert(piece.value, "float")) * 2.0**-64 for piece in pieces)
+    a, b = two_sum(a, b)
+    a, b = quick_sum(a, b + c)
+    below = bits < 0
+    turn = Term(w, w.convert(n.value, "i32"))
+    found = [w.select(below.value, w.neg(part.value), part.value) for part in (turn, *_quarters(a, b))]
+    return list(found)
+
+
+def _wide(w: Arithmetic, n: Term) -> Term:
+    return Term(w, w.convert(n.value, "i64"))
 
 
 def _integer(w: Arithmetic, flag: Term) -> Term:

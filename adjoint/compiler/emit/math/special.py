@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from adjoint.compiler.emit.math.coefficients import ERF, ERFCX
-from adjoint.compiler.emit.math.explog import INF, exponential, normal
+from adjoint.compiler.emit.math.explog import INF, TINY, exponential, normal
 from adjoint.compiler.emit.math.floats import (
     exponent_and_mantissa,
     float_of,
     nearest,
+    parts,
     polynomial,
     power_of_two,
     two_product,
@@ -31,18 +32,24 @@ CUBE_ROOT = (
 def _small_erf(a: Term, lean: bool) -> Term:
     """Emit erf(a) for 0 <= a <= 1."""
     z = a * a
-    first, rest = TWO_OVER_ROOT_PI
-    tail = fma(z, polynomial(z, ERF[lean]), rest)
+    first, rest = parts(TWO_OVER_ROOT_PI, a.element)
+    tail = fma(z, polynomial(z, ERF[lean or a.element == "float"]), rest)
     p, error = two_product(a, a.like(first))
     return p + fma(a, tail, error)
 
 
 def _large_erfc(a: Term, lean: bool, beside: Term | None = None) -> Term:
     """Emit erfc(a + beside) = exp(−a²) g(t) / (1 + 2a) for a >= ½, with t = (a − 4)/(a + 4)."""
-    top = 15.0 if lean else 28.0  # above this, erfc underflows to 0
+    single = a.element == "float"
+    top = 15.0 if lean else 10.5 if single else 28.0  # above this, erfc underflows to 0
     a = where(a > top, top, a)
     t = (a - CENTRE) / (a + CENTRE)
-    g = polynomial(t, ERFCX[lean])
+    coefficients = ERFCX[lean or single]
+    g, g_rest = polynomial(t, coefficients), None
+    if single:
+        first, rest = parts((coefficients[-1], 0.0), "float")
+        g, g_rest = two_sum(t.like(first), t * polynomial(t, coefficients[:-1]))
+        g_rest = g_rest + rest
     square, error = two_product(a, a)
     if beside is not None:
         error = fma(a + a, beside, error)
@@ -50,6 +57,9 @@ def _large_erfc(a: Term, lean: bool, beside: Term | None = None) -> Term:
     e = exponential(minus, lean, None if lean else -error)
     product, product_rest = two_sum(g, g * (e.r + e.c))
     d, d_rest = two_sum(a + a, 1.0)
+    if g_rest is not None:
+        product_rest = product_rest + g_rest
+        d_rest = d_rest if beside is None else d_rest + (beside + beside)
     q = product / d
     return e.scale(q if lean else corrected(q, product, product_rest, d, d_rest), lean)
 
@@ -61,8 +71,9 @@ def erf(x: Term, lean: bool = False) -> Term:
     low = _small_erf(where(small, a, 0.0), lean)
     high = 1.0 - _large_erfc(a, lean)
     y = x.signed(where(small, low, high))
-    tiny = fma(x, TWO_OVER_ROOT_PI[0], x * TWO_OVER_ROOT_PI[1])
-    return where(a < 1e-290, tiny, y)
+    first, rest = parts(TWO_OVER_ROOT_PI, x.element)
+    tiny = x.signed(fma(a, first, a * rest))
+    return where(a < TINY[x.element], tiny, y)
 
 
 def erfc(x: Term, lean: bool = False, beside: Term | None = None) -> Term:
@@ -79,10 +90,11 @@ def ndtr(x: Term, lean: bool = False) -> Term:
     """Emit code for the normal distribution function, ½ erfc(−x √½)."""
     if lean:
         return erfc(x * -ROOT_HALF[0], True) * 0.5
-    u, rest = two_product(x, x.like(-ROOT_HALF[0]))
-    rest = fma(x, -ROOT_HALF[1], rest)
+    factor, factor_rest = parts(ROOT_HALF, x.element)
+    u, rest = two_product(x, x.like(-factor))
+    rest = fma(x, -factor_rest, rest)
     rest = where(u < 0.0, -rest, rest)
-    rest = where(abs(u) < 30.0, rest, 0.0)
+    rest = where(abs(u) < (10.0 if x.element == "float" else 30.0), rest, 0.0)
     return erfc(u, False, rest) * 0.5
 
 
@@ -122,15 +134,16 @@ def hypot(x: Term, y: Term, lean: bool = False) -> Term:
 
 def _scaled_length(a: Term, b: Term) -> Term:
     """Emit √(a² + b²), scaled so that the squares neither overflow nor underflow."""
-    larger = where(a > b, a, b)
-    up, down = larger < 2.0**-400, larger > 2.0**400
-    scale = where(up, 2.0**600, where(down, a.like(2.0**-600), 1.0))
-    back = where(up, 2.0**-600, where(down, a.like(2.0**600), 1.0))
+    larger, single = where(a > b, a, b), a.element == "float"
+    limit, step = (2.0**40, 2.0**70) if single else (2.0**400, 2.0**600)
+    up, down = larger < 1 / limit, larger > limit
+    scale = where(up, step, where(down, a.like(1 / step), 1.0))
+    back = where(up, 1 / step, where(down, a.like(step), 1.0))
     a, b = a * scale, b * scale
     high, low = where(a > b, a, b), where(a > b, b, a)
     p, p_rest = two_product(high, high)
     q, q_rest = two_product(low, low)
-    s = p + q
+    s = (p + q).fixed()
     lost = q - (s - p) + (p_rest + q_rest)
     root = s.sqrt()
     r, r_rest = two_product(root, root)
