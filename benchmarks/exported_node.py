@@ -44,7 +44,7 @@ def write(folder: Path) -> None:
 
     x, y = np.zeros((BATCH, inputs), np.float32), np.zeros(BATCH, np.int32)
     ad.export(train, x, y, path=folder / "train", target="wasm")
-    ad.export(read, x[:1], path=folder / "read", target="wasm")
+    ad.export(read, x[:1], path=folder / "read", target="wasm", name="read")
 
 
 def measure(rounds: int = ROUNDS) -> dict[str, dict[str, float]]:

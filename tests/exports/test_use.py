@@ -128,3 +128,14 @@ for (const [name, value] of [["x", ["1", 2]], ["x", [1, null]], ["i", [1, 300]],
         "f: n must have elements of int64, but element 0 is 18446744073709551616",
         "f: h must be a Uint16Array with the bits of float16",
     ]
+
+
+def test_the_benchmark_in_node_finds_its_modules(tmp_path: Path) -> None:
+    """Its functions have names of the C library, which are changed unless they are passed."""
+    from benchmarks.exported_node import write
+
+    write(tmp_path)
+    for name in ("train", "read"):
+        assert {p.name for p in (tmp_path / name).iterdir()} == {
+            f"{name}.{s}" for s in ("wasm", "mjs", "d.mts")
+        }
