@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from adjoint.errors import AbsentImportError, AbsentNameError, InputError
 from adjoint.foreign_names import ABSENT_KEYWORDS, ATTRIBUTES, FUNCTIONS, KEYWORDS, PARTS, elsewhere
-from adjoint.tracebacks import door, hide
+from adjoint.tracebacks import door, hide, is_of_call
 
 __all__ = [
     "FUNCTIONS",
@@ -130,16 +130,10 @@ def with_hints(function: Callable[..., Any]) -> Callable[..., Any]:
                 _check_lengths(function, args)
                 raise
         except Exception as error:
-            hide(error, by_user=_is_of_call(error))
+            hide(error, by_user=is_of_call(error))
             raise
 
     return call
-
-
-def _is_of_call(error: BaseException) -> bool:
-    """Return whether an error was raised by the call itself: the arguments do not fit the parameters."""
-    trace = error.__traceback__  # not in a variable of the wrapper, whose frame the traceback refers to
-    return trace is not None and trace.tb_next is None
 
 
 def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name: str) -> None:

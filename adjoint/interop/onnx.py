@@ -22,6 +22,7 @@ from adjoint.core.convert import array_of
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor
 from adjoint.errors import InputError, MissingExtraError
+from adjoint.hints import add_hints
 from adjoint.interop.onnx_dynamic import checked_axes, dynamic_model
 from adjoint.interop.onnx_import import load
 from adjoint.nn.module import Module
@@ -580,3 +581,6 @@ def _gru_sequence(g: _Graph, i: Instruction, args: list[str]) -> list[str]:
     # adjoint has the gates in the order r z n, ONNX z r n
     hidden, _ = _recurrent(g, i, args, "GRU", (1, 0, 2))
     return [g.node("Squeeze", hidden, g.integers(1))]
+
+
+add_hints(__name__)

@@ -28,6 +28,7 @@ from adjoint.errors import (
     ShapeError,
     TransformError,
 )
+from adjoint.hints import add_hints
 from adjoint.transforms.flat_tree import FlatTree, joined_flat
 from adjoint.transforms.inputs import Place, as_function, name_of
 from adjoint.transforms.matrix import hessian, hvp, jacobian
@@ -540,3 +541,6 @@ def _callback(given: _Vectors, callback: Callable[..., Any]) -> Callable[..., An
     except (TypeError, ValueError):
         pass
     return lambda x, *rest: callback(given.tree_of(x), *rest)
+
+
+add_hints(__name__)

@@ -20,7 +20,7 @@ from adjoint.grads.slots import drop
 from adjoint.hints import HintedBase
 from adjoint.interop.notebook import module_html
 from adjoint.nn.module_errors import add_path, matched, name_in_errors, other_prefix
-from adjoint.tracebacks import hide
+from adjoint.tracebacks import hide, is_of_call
 from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = ["Module", "Parameter"]
@@ -208,7 +208,7 @@ class Module(ModuleRole, metaclass=HintedBase):
         except Exception as error:
             if isinstance(error, AdjointError):
                 add_path(error, self)
-            hide(error)
+            hide(error, by_user=is_of_call(error))
             raise
 
     def _seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

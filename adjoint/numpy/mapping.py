@@ -15,6 +15,7 @@ from adjoint.core.namespace import rec
 from adjoint.errors import InputError
 from adjoint.interop.drop_in import drop_in, stopping, until_tensor
 from adjoint.ops.join import stack
+from adjoint.tracebacks import door
 
 __all__ = ["vectorize"]
 
@@ -67,6 +68,7 @@ class vectorize(np.vectorize):  # noqa: N801  NumPy's name
             plain = np.vectorize(stopping(pyfunc), otypes, doc, excluded, cache, signature)
             self._call: Callable[..., Any] = drop_in(until_tensor(plain, self._on_tensors), self._on_tensors)
 
+    @door
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function for each element of the arguments; return an array or a tensor of the results.
 

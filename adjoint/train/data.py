@@ -19,6 +19,7 @@ from adjoint.core.shapes import whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.distributed.order import share
 from adjoint.errors import ArgumentError, InputError, ShapeError, WorkerError
+from adjoint.tracebacks import door
 
 if TYPE_CHECKING:
     from adjoint.distributed.group import Group
@@ -331,6 +332,7 @@ class DataLoader:
         """
         return self._moving(partial(_share, group, pieces))
 
+    @door
     def _moving(self, cut: Cut | None = None) -> Iterator[Any]:
         """Yield the remaining batches of the current epoch; increment ``position`` at each one.
 
@@ -365,6 +367,7 @@ class DataLoader:
             return self._from(self.epoch, start, step)
         return itertools.islice(self._from(self.epoch, 0), start, None, step)
 
+    @door
     def _from(self, epoch: int, start: int, step: int = 1, cut: Cut | None = None) -> Iterator[Any]:
         before, self._before = self._before, None
         batches = self._batches(epoch, range(start, len(self), step) if self.sized else start, before, cut)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 import adjoint as ad
 import adjoint.numpy as anp
 from adjoint import hints, nn, optim, tracebacks, train
-from adjoint.scipy import linalg, stats
+from adjoint.interop import onnx
+from adjoint.interop import scipy as interop
+from adjoint.scipy import integrate, linalg, stats
 from adjoint.transforms import reverse
 
 X = ad.ones((2, 3), requires_grad=True)
@@ -123,10 +126,12 @@ CALLS = {
     "drop-in ufunc": (lambda: anp.add(X, np.ones(9)), []),
     "drop-in of arrays": (lambda: anp.add(np.ones(3), np.ones(9)), []),
     "distribution": (lambda: stats.norm.pdf(X, ad.ones(7)), []),
+    "warning": (lambda: nn.Linear(3, 1)(np.ones(3)), []),
+    "NumPy's warning": (lambda: ad.log(ad.tensor(-1.0)), []),
     "SciPy's function": (lambda: linalg.solve(X, X), []),
 }
 MODULES = [ad, ad.linalg, ad.special, ad.fft, ad.random, ad.tree, ad.inspect, ad.testing, ad.extend]
-MODULES += [ad.distributed, nn, nn.functional, nn.init, optim, train]
+MODULES += [interop, onnx, ad.distributed, nn, nn.functional, nn.init, optim, train]
 
 
 def hides(function: object) -> bool:
@@ -159,7 +164,6 @@ def names_of(error: BaseException) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_only_lines_of_the_user_are_shown(name):
     call, expected = CALLS[name]
     with pytest.raises(Exception, match=r".") as caught:
@@ -168,6 +172,94 @@ def test_only_lines_of_the_user_are_shown(name):
     assert not [module for module, _ in names_of(caught.value) if module.startswith("adjoint")]
     assert here[1:] == [call.__name__, *expected]
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def none():
+    return 0.0
+
+
+class Net(nn.Module):
+    """Takes one argument."""
+
+    def __init__(self):
+        self.layer = nn.Linear(3, 1, rng=0)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Called:
+    """An object with a call, and a method, without arguments."""
+
+    def __call__(self):
+        return 0.0
+
+    method = __call__
+
+
+def fits(loss=nn.functional.mse_loss, **options):
+    model, data = Net(), (np.ones((4, 3), "f4"), np.ones((4, 1), "f4"))
+    collate = options.pop("collate", None)
+    trainer = train.Trainer(model, loss, optim.SGD(model.parameters(), lr=0.1), progress=False, **options)
+    trainer.fit(train.DataLoader(data, 2, collate=collate), epochs=1)
+
+
+def hooks():
+    y = X * 2
+    y.register_hook(none)
+    y.sum().backward()
+
+
+ONE = np.ones(3)
+# Calls of functions of the user with arguments that they do not take
+MISFITS = {
+    "grad": lambda: ad.grad(none)(ONE),
+    "lambda": lambda: ad.grad(lambda x, y: x)(ONE),
+    "object": lambda: ad.grad(Called())(ONE),
+    "method": lambda: ad.grad(Called().method)(ONE),
+    "partial": lambda: ad.grad(functools.partial(none))(ONE),
+    "value_and_grad": lambda: ad.value_and_grad(none)(ONE),
+    "vjp": lambda: ad.vjp(none, ONE),
+    "jvp": lambda: ad.jvp(none, (ONE,), (ONE,)),
+    "jacobian": lambda: ad.jacobian(none)(ONE),
+    "hessian": lambda: ad.hessian(none)(ONE),
+    "vmap": lambda: ad.vmap(none)(ONE),
+    "compile": lambda: ad.compile(none)(ONE),
+    "checkpoint": lambda: ad.checkpoint(none, X),
+    "scan": lambda: ad.scan(none, 0.0, ONE),
+    "fori_loop": lambda: ad.fori_loop(0, 3, none, 0.0),
+    "root": lambda: ad.root(none, ONE, ONE),
+    "tree": lambda: ad.tree.map(none, {"a": ONE}),
+    "hook": hooks,
+    "explain": lambda: ad.inspect.explain(none, ONE),
+    "gradcheck": lambda: ad.testing.gradcheck(none, [ONE]),
+    "module": lambda: Net()(ONE, ONE),
+    "a layer": lambda: nn.Linear(3, 1)(ONE, ONE),
+    "sequential": lambda: nn.Sequential(Net(), none)(np.ones(3, "f4")),
+    "closure": lambda: optim.LBFGS(Net().parameters()).step(lambda x: x),
+    "loss": lambda: fits(none),
+    "compiled loss": lambda: fits(none, compile=True),
+    "metric": lambda: fits(metrics={"none": none}),
+    "schedule": lambda: fits(schedule=none),
+    "collate": lambda: fits(collate=none),
+    "solver": lambda: integrate.solve_ivp(none, (0.0, 1.0), ONE),
+    "minimize": lambda: interop.minimize(none, ONE),
+    "vectorize": lambda: anp.vectorize(none)(X),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_functions_that_do_not_take_their_arguments_are_the_users(name):
+    with pytest.raises(TypeError, match=r"\(\) (takes|missing) ") as caught:
+        MISFITS[name]()
+    assert not [module for module, _ in names_of(caught.value) if module.startswith("adjoint")]
+
+
+def test_a_function_of_adjoint_that_does_not_take_its_arguments_keeps_its_frames(monkeypatch):
+    monkeypatch.setattr(reverse, "record_call", type(none)(none.__code__, {"__name__": "adjoint.broken"}))
+    with pytest.raises(TypeError, match="takes 0 positional arguments") as caught:
+        ad.grad(ad.sin)(1.0)
+    assert names_of(caught.value)[-1] == ("adjoint.transforms.reverse", "_value_and_grad")
 
 
 def test_an_error_in_adjoint_itself_keeps_its_frames(monkeypatch):
