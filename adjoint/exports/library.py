@@ -6,6 +6,7 @@ from adjoint.compiler.build.units import USED
 from adjoint.compiler.emit.code import Code
 from adjoint.compiler.emit.writer import SHARED
 from adjoint.compiler.lower.lower import Lowered
+from adjoint.compiler.lower.target import CPU
 from adjoint.compiler.program.program import Instruction
 from adjoint.compiler.schedule.groups import replacements
 from adjoint.exports.calling import Calling
@@ -29,7 +30,7 @@ class Library:
     def __init__(self, name: str, collected: Collected, level: str) -> None:
         self.name, self.collected, self.level = name, collected, level
         program = collected.program
-        lowered = Lowered(program)
+        lowered = Lowered(program, CPU._replace(lapack=False))
         nodes = {n.id: n for n in lowered.graph.nodes}
         problems = [
             *collected.problems,

@@ -1,4 +1,4 @@
-"""Linear algebra on small matrices is native code; singular matrices raise what eager mode raises."""
+"""Linear algebra in native code, by LAPACK for large matrices; singular ones raise what eager mode raises."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import adjoint as ad
+from adjoint.compiler.lower import primitives
 from adjoint.errors import LinAlgError
 
 pytest.importorskip("llvmlite")
@@ -46,7 +47,7 @@ def close(found: Any, expected: Any, dtype: str) -> None:
         np.testing.assert_allclose(x, y, 0, TOLERANCE[dtype] * (np.abs(y).max(initial=0) + 1e-30))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 17, 32])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 17, 32, 33, 70])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_gradients(name: str, n: int) -> None:
     f = FUNCTIONS[name]
@@ -69,7 +70,7 @@ def test_second_derivatives(name: str) -> None:
 
 def test_general_matrices_need_row_exchanges() -> None:
     r = np.random.default_rng(0)
-    for n in (2, 3, 7, 16):
+    for n in (2, 3, 7, 16, 40):
         a = r.normal(size=(50, n, n))
         a[:, 0, 0] = 0  # the first pivot is another row
         y = r.normal(size=(50, n, 2))
@@ -97,6 +98,22 @@ INDEFINITE = np.array([[1.0, 2.0], [2.0, 1.0]])
 )  # fmt: skip
 def test_singular_matrices_raise_what_eager_mode_raises(f: Any, bad: Any) -> None:
     """Nothing is written then, and the next call is native again."""
+    check_errors(f, bad, np.eye(2) + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("f", "bad"),
+    [(al.inv, SINGULAR), (lambda a: al.solve(a, np.ones(40)), SINGULAR), (al.cholesky, INDEFINITE),
+     (lambda a: al.solve_triangular(a, np.ones((40, 2)), lower=True), np.tri(2) * [1.0, 0.0])],
+)  # fmt: skip
+def test_large_singular_matrices(f: Any, bad: Any) -> None:
+    whole = np.eye(40)
+    whole[:2, :2] = bad
+    check_errors(f, whole, np.eye(40) + 0.1)
+
+
+def check_errors(f: Any, bad: Any, good: Any) -> None:
+    """Compare the errors of a step that calls ``f``, which must not change state, with those in eager mode."""
     w = ad.tensor(np.ones(()))
 
     def step(a: Any) -> Any:
@@ -105,7 +122,6 @@ def test_singular_matrices_raise_what_eager_mode_raises(f: Any, bad: Any) -> Non
         return found
 
     compiled = ad.compile(step)
-    good = np.eye(2) + 0.1
     for _ in range(3):
         close(compiled(good), f(good), "f8")
     for stack in (bad, np.stack([good, bad, good])):
@@ -172,8 +188,8 @@ def test_det_of_singular_matrices_is_zero() -> None:
             np.testing.assert_allclose(ad.compile(f, backend="native")(a), f(a), 1e-12, 1e-15)
 
 
-def test_large_complex_and_empty_matrices_are_left_to_lapack() -> None:
-    for a in (np.eye(33), np.eye(2) * 1j, np.zeros((0, 0)), np.zeros((0, 3, 3))):
+def test_complex_and_empty_matrices_are_left_to_numpy() -> None:
+    for a in (np.eye(2) * 1j, np.zeros((0, 0)), np.zeros((0, 3, 3))):
         np.testing.assert_array_equal(ad.compile(al.inv, backend="native")(a), al.inv(a))
 
 
@@ -198,3 +214,11 @@ def test_a_kalman_filter_is_one_loop() -> None:
     for _ in range(3):
         close(compiled(a, ys), f(a, ys), "f8")
     assert "0 calls of NumPy" in compiled.explain()
+
+
+def test_without_scipy_numpy_computes_large_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, y = matrices(40, (), "f8")
+    monkeypatch.setattr(primitives, "address_of", lambda name: None)
+    f = ad.compile(al.solve, backend="native")
+    np.testing.assert_array_equal(f(a, y), al.solve(a, y))
+    assert "solve: linear algebra on large matrices has no native form without SciPy" in f.explain()

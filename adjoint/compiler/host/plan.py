@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adjoint.compiler.build.texts import Texts
+from adjoint.compiler.emit.lapack import lapack_kernel
 from adjoint.compiler.emit.loop import loop_kernel
 from adjoint.compiler.emit.machine import Machine, machine
 from adjoint.compiler.emit.matrix import matrix_kernel
@@ -17,6 +18,7 @@ from adjoint.compiler.emit.move import place_kernels, scatter_kernels
 from adjoint.compiler.emit.order import order_kernel
 from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
+from adjoint.compiler.lower.primitives import is_large
 from adjoint.compiler.schedule.fuse import PRODUCTS, Fusion
 from adjoint.compiler.schedule.groups import Groups
 from adjoint.compiler.schedule.kernel import Kernel
@@ -100,6 +102,10 @@ class Plan(Groups):
             return kernels
         if g.kind == "scatter":
             return scatter_kernels(self.machine, node, node.id in self.reuse.sources)
+        if g.kind == "matrix" and is_large(node.args[0].shape[-1], node.args[-1].shape[-1]):
+            kernel, space = lapack_kernel(self.machine, node)
+            self.workspaces.append((index, -(-space // 64) * 64, [kernel]))
+            return [kernel]
         if g.kind == "matrix":
             return [matrix_kernel(self.machine, node)]
         if g.kind == "order":

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from adjoint.compiler.lower.graph import DTYPES, Dataflow, View, is_stored
+from adjoint.compiler.lower.lapack import address_of
 from adjoint.compiler.lower.steps import Steps, repeat
 from adjoint.core.native import NotNative, full_key
 from adjoint.core.op import OPS
 from adjoint.core.shapes import Shape
 
-__all__ = ["Primitives"]
+__all__ = ["Primitives", "is_large"]
 
 Body = Callable[[Any, list[View], list[View], list[View]], tuple[Sequence[Any], Sequence[Any]]]
 
@@ -49,6 +50,11 @@ def _resolved(name: str, ufunc: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     if any(d not in DTYPES for d in found):
         raise NotNative(f"{name} of {', '.join(map(str, kinds))} has no native form")
     return tuple(found)
+
+
+def is_large(n: int, columns: int) -> bool:
+    """Return whether LAPACK computes matrices with ``n`` columns, and right-hand sides with ``columns``."""
+    return n > LARGEST_MATRIX or columns > 2 * LARGEST_MATRIX
 
 
 class Primitives:
@@ -156,8 +162,11 @@ class Primitives:
         matrices.
         """
         dtype, columns = operands[0].dtype, operands[-1].shape[-1]
-        if dtype.kind != "f" or operands[0].shape[-1] > LARGEST_MATRIX or columns > 2 * LARGEST_MATRIX:
-            raise NotNative("LAPACK computes large matrices, and complex ones")
+        if dtype.kind != "f":
+            raise NotNative("linear algebra on complex matrices has no native form")
+        allowed = self.graph.sizes.lapack
+        if is_large(operands[0].shape[-1], columns) and (not allowed or address_of("dpotrf") is None):
+            raise NotNative("linear algebra on large matrices has no native form without SciPy")
         if not all((*shape, columns)):
             raise NotNative("an empty matrix has no native form")
         args = tuple([self.graph.copied(self.cast(a, dtype)) for a in operands])

@@ -25,7 +25,8 @@ class Target(NamedTuple):
     rows: int
     chunks: int
     sums: int
+    lapack: bool = False  # whether kernels may call LAPACK
     least: int = 1  # bytes: elements of smaller types have this size in memory
 
 
-CPU = Target("cpu", 1 << 14, 1 << 15, 1 << 12, 1 << 15, 8, 64, 1 << 16)
+CPU = Target("cpu", 1 << 14, 1 << 15, 1 << 12, 1 << 15, 8, 64, 1 << 16, True)
