@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
+import gc
+import inspect
 import itertools
 import operator
 import os
+import pickle
+import sys
 import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.guards.notes import DICT_VIEWS, INERT, is_empty
+from adjoint.compiler.guards.notes import DICT_VIEWS, INERT, is_empty, is_inert
 from adjoint.compiler.guards.operations import PLAIN_CONTAINERS, Operations
 from adjoint.compiler.guards.places import is_foreign, is_own, library_of, own_function
 from adjoint.compiler.guards.reads import MISSING
@@ -144,8 +148,10 @@ class Calls(Operations):
             if isinstance(inner, types.FunctionType) and is_own(inner):
                 made = self.observed(inner)
                 return made if inner is f else types.MethodType(made, f.__self__)
-            if home in _FRAMES:
+            if home in _FRAMES and not isinstance(getattr(f, "__self__", None), inspect.Signature):
                 return f
+            if inner is copy or inner is deepcopy:
+                return functools.partial(self._duplicated, f)
             made = self._rebuilt(f) if inner is f else f
             return self._library(made, inner) if library_of(inner) else self._opaque(made)
         if isinstance(f, functools.partial):
@@ -220,7 +226,9 @@ class Calls(Operations):
         if f is filter and args[0] is None:
             args = (self._truth, *args[1:])
         given = [
-            self._iterate(a) if hasattr(type(a), "__iter__") and not isinstance(a, type) else self._called(a)
+            self._iterate(a, f is itertools.starmap)
+            if hasattr(type(a), "__iter__") and not isinstance(a, type)
+            else self._called(a)
             for a in args
         ]
         if f in (any, all):
@@ -234,6 +242,21 @@ class Calls(Operations):
     def _copied(self, f: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a built-in function, such as ``dict``, that copies its argument."""
         return self.made(f(*map(self._whole, args), **kwargs))
+
+    def _duplicated(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that returns a copy of an object, or an object that is made from bytes."""
+        found = self._opaque(f)(*args, **kwargs)
+        todo, seen = [found], set()
+        while todo:
+            each = todo.pop()
+            fixed = (
+                is_inert(each) or is_module(each) or isinstance(each, (*FUNCTIONS, type, types.ModuleType))
+            )
+            if not fixed and id(each) not in seen and id(each) not in self.nodes:
+                seen.add(id(each))
+                todo += gc.get_referents(each)
+        self.local |= seen
+        return found
 
     def _reversed(self, f: Any, x: Any) -> Any:
         special = self.special(x, "__reversed__")
@@ -318,13 +341,13 @@ class Calls(Operations):
         makes = arrays and type(f) is types.BuiltinFunctionType  # such as ``np.zeros``
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if makes:
-                args, kwargs = plain(args), plain(kwargs)
             if arrays and not any(map(is_traced, (*args, *kwargs.values()))):
                 for a in (*args, *kwargs.values()):
                     self.contents(a)
                     if isinstance(a, CONTAINERS):
                         self.deep(a)
+            if makes:
+                args, kwargs = plain(args), plain(kwargs)
             # a new object stores its arguments, which must stay the same functions
             given: Callable[[Any], Any] = self._given
             if new:
@@ -372,7 +395,9 @@ class Calls(Operations):
                 kind: Any = type(each)
                 if is_foreign(kind):
                     self.made(each)
-            return self.made(found) if new or _is_new(found) else found
+            # an object that nothing else holds
+            alone = sys.getrefcount(found) <= 2  # ``found``, and the argument
+            return self.made(found) if new or alone or _is_new(found) else found
 
         return call
 
@@ -464,5 +489,6 @@ _SPECIAL: dict[Any, Any] = {
     getattr: _get_attribute, next: _next, type: _type, range: _range,
     setattr: _set_attribute, reversed: Calls._reversed,
     dict: Calls._copied, OrderedDict: Calls._copied,
+    pickle.loads: Calls._duplicated,
     hasattr: lambda *args: _get_attribute(*args, MISSING) is not MISSING,
 }  # fmt: skip

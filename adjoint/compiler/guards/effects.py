@@ -154,7 +154,7 @@ def _position(value: Any) -> Any:
         return "end" if frame is None else (frame.f_lasti, {k: id(v) for k, v in frame.f_locals.items()})
     if type(value) is itertools.count:
         return repr(value)
-    if type(value).__module__ in ("builtins", "itertools") and hasattr(value, "__next__"):
+    if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
         with suppress(TypeError):  # iterators of itertools: until Python 3.13
             parts = _reduced(value)[1:]
             return tuple([_position_in(x) for p in parts for x in (p if isinstance(p, tuple) else (p,))])

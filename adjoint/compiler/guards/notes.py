@@ -329,6 +329,8 @@ class Notes:
         self.deeply.add(id(each))
         space = getattr(each, "__dict__", None)
         if type(space) is dict:
+            if id(each) in self.local and id(space) not in self.nodes:
+                self.local.add(id(space))
             self.note(each, "attribute", "__dict__", space, f"attributes of {self._what(each)}")
             todo.append(space)
         slots = [self.note(each, "attribute", n, getattr(each, n, MISSING)) for n in _slots(kind)]
@@ -341,7 +343,9 @@ class Notes:
             for cls in kind.__mro__
             if is_own_class(cls) and not is_foreign(cls)  # not the constants of another package
             for name, value in vars(cls).items()
-            if not name.startswith("__") and not callable(value) and not hasattr(type(value), "__get__")
+            if not (name[0] == name[-1] == "_")
+            and not callable(value)
+            and not hasattr(type(value), "__get__")
         ]
 
     def _names_in(self, f: types.FunctionType) -> list[Any]:

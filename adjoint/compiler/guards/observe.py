@@ -25,7 +25,7 @@ from adjoint.compiler.guards.operations import PLAINLY
 from adjoint.compiler.guards.places import is_own
 from adjoint.compiler.guards.reads import MISSING, Reads
 from adjoint.compiler.guards.rewrite import HOOKS, codes_in, is_rewritten, rewritten
-from adjoint.core.user_code import warn
+from adjoint.core.user_code import LIBRARIES, warn
 
 __all__ = ["Observer"]
 
@@ -168,8 +168,10 @@ class Observer(Calls):
         package = space.get("__package__")
         full = importlib.util.resolve_name("." * level + module, package) if level else module
         found = sys.modules.get(full)
-        if found is not None and hasattr(found, name):
-            self._of_python_module(found, name)
+        if found is not None and full.partition(".")[0] not in LIBRARIES:
+            self.note(sys.modules, "item", full, found, f"module {full}")
+            if hasattr(found, name):
+                self._of_python_module(found, name)
 
     def _text(self, space: dict[str, Any], where: str, text: Any) -> Any:
         """Note the global variables that a text for ``eval`` names; return the text."""

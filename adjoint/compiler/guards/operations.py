@@ -7,6 +7,7 @@ import itertools
 import operator
 import os
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,6 +126,8 @@ class Operations(Notes):
             return getattr(o, name)
         if isinstance(o, np.ndarray):
             value = getattr(o, name)
+            if isinstance(value, np.flatiter):
+                self.contents(o)
             return self._viewed(o, "attribute", name, value) if isinstance(value, np.ndarray) else value
         if isinstance(o, types.ModuleType):
             return self._of_python_module(o, name)
@@ -192,10 +195,11 @@ class Operations(Notes):
         except AttributeError:
             self.note(o, "attribute", name, MISSING)
             raise
-        if issubclass(type(value), (*BOUND, types.MethodType)) and value.__self__ is o:  # new at each access
+        space = getattr(o, "__dict__", {})
+        method = issubclass(type(value), (*BOUND, types.MethodType)) and value.__self__ is o
+        if method and name not in space:  # new at each access
             return value
         if id(o) in self.local:
-            space = getattr(o, "__dict__", {})
             if name in space:
                 return self.note(space, "item", name, value) if id(space) in self.nodes else value
             self._static(type(o), name, class_attribute(type(o), name))
@@ -294,11 +298,32 @@ class Operations(Notes):
     def _iterate(self, x: Any, unpacked: bool = False) -> Any:
         """Note what iteration over ``x`` reads; ``unpacked`` means that its elements are unpacked, too."""
         found = self._iterated(x)
-        if unpacked and isinstance(x, (*CONTAINERS, *DICT_VIEWS)):
-            whole: Any = x
-            for each in elements_of(whole.mapping) if isinstance(x, DICT_VIEWS) else whole:
-                self._all_inside(each)
+        if not unpacked or type(x) in INERT or isinstance(x, np.ndarray):
+            return found
+        whole: Any = x
+        if isinstance(x, DICT_VIEWS):
+            self._all_inside(elements_of(whole.mapping))
+        elif isinstance(x, CONTAINERS):
+            for each in whole:
+                self._opened(each)
+        else:
+            return self._unpacked(found)
         return found
+
+    def _opened(self, x: Any) -> None:
+        """Note what unpacking ``x`` reads."""
+        (self._all_inside if isinstance(x, CONTAINERS) else self._use)(x)
+
+    def _unpacked(self, iterator: Any) -> Iterator[Any]:
+        """Yield the elements of an iterator, and note what unpacking them reads; new tuples are not noted."""
+        for each in iterator:
+            if id(each) in self.nodes:
+                self._opened(each)
+            elif type(each) is tuple:
+                for part in each:
+                    if id(part) in self.nodes:
+                        self._all_inside(part)
+            yield each
 
     def _iterated(self, x: Any) -> Any:
         kind = type(x)
@@ -314,7 +339,7 @@ class Operations(Notes):
             return x
         if isinstance(x, np.ndarray):
             self.contents(x)
-        elif isinstance(x, (dict, types.MappingProxyType)):
+        elif isinstance(x, (dict, types.MappingProxyType, weakref.WeakSet)):
             self.note(x, "fact", tuple, tuple(x))
         elif isinstance(x, CONTAINERS):
             self._all(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -15,7 +16,9 @@ from adjoint.hints import OBSERVED
 __all__ = ["is_foreign", "is_own", "is_own_class", "library_of", "own_function"]
 
 # modules of the standard library whose code is observed, because it calls the user's functions
-_OBSERVED = frozenset(("collections", "_collections_abc", "contextlib", "functools", "types", "weakref"))
+_OBSERVED = frozenset("collections _collections_abc configparser contextlib functools types weakref".split())
+# functions of other modules, for the same reason
+_OBSERVED_FUNCTIONS = (dataclasses.replace, getattr(dataclasses, "_replace", None))
 _STANDARD = frozenset(sys.stdlib_module_names) - _OBSERVED - {"__main__"}
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -23,7 +26,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 def is_own(f: Any) -> bool:
     """Return whether the code of a function is observed."""
     name = f.__globals__.get("__name__") or ""
-    if name in OBSERVED or name.startswith("adjoint.cli"):
+    if name in OBSERVED or name.startswith("adjoint.cli") or f in _OBSERVED_FUNCTIONS:
         return True
     top = name.partition(".")[0]
     if top in LIBRARIES or top in _STANDARD:

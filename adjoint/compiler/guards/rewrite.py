@@ -229,6 +229,10 @@ class _Rewriter(ast.NodeTransformer):
         node.target, node.value = self.visits([node.target, node.value])
         return node
 
+    def visit_Import(self, node: Any) -> Any:
+        found = [self.hook("imported", node, a.name, 0, "") for a in node.names]
+        return [node, *(ast.copy_location(ast.Expr(each), node) for each in found)]
+
     def visit_ImportFrom(self, node: Any) -> Any:
         found = [self.hook("imported", node, node.module or "", node.level, a.name) for a in node.names]
         return [node, *(ast.copy_location(ast.Expr(each), node) for each in found)]
@@ -343,7 +347,11 @@ class _Rewriter(ast.NodeTransformer):
             for n in parts
             if isinstance(n, (ast.MatchClass, ast.MatchValue))
         ]
-        names = [n for n in read if isinstance(n, (ast.Attribute, ast.Name))]
+        names: list[Any] = [n for n in read if isinstance(n, (ast.Attribute, ast.Name))]
+        for n in parts:
+            if isinstance(n, ast.MatchClass) and n.patterns:
+                given: list[Any] = [n.cls, ast.Constant("__match_args__"), ast.Constant(None)]
+                names.append(ast.copy_location(ast.Call(ast.Name("getattr", ast.Load()), given, []), n.cls))
         notes = [ast.copy_location(ast.Expr(self.visit(copy.deepcopy(n))), n) for n in names]
         node.subject = self._used(self.visit(node.subject))
         for case in node.cases:
