@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_texts import run_text
 
 pytest.importorskip("llvmlite")
 
@@ -15,6 +16,7 @@ import adjoint as ad
 from adjoint import nn, optim
 from adjoint.compiler.host import check as watch
 from adjoint.compiler.host import entry
+from adjoint.compiler.host.check_text import Watched
 
 RATE = 2.0
 TABLE = {"a": [1.0, 2.0], "b": (3.0, {"c": 4.0})}
@@ -293,3 +295,40 @@ def test_arrays_with_dtype_objects_of_their_own_are_ready() -> None:
     assert step.stats()["reasons"] == ["it was the first call"]
     assert ready(step, (private(x), private(y))) and ready(step, (x, y))
     assert not ready(step, (x.astype("d"), y))
+
+
+READS = {
+    "a key that is missing": ("x * d.get('k', 2.0)", "d['k'] = 3.0"),
+    "a key that is there": ("x * 2.0 if 'a' in d else x", "del d['a']"),
+    "a key that is a number": ("x * d[1]", "d[1] = 3.0"),
+    "an element": ("x * l[0]", "l[0] = 5.0"),
+    "an element from the end": ("x * l[-1]", "l.append(5.0)"),
+    "an element of a shorter list": ("x * (l[1] if l[0] else 3.0)", "l.pop(); l[0] = 0.0"),
+    "a length": ("x * len(l)", "l.append(1.0)"),
+    "the truth of a list": ("x * 2.0 if l else x", "l.clear()"),
+    "an empty list": ("x * 2.0 if none else x", "none.append(1)"),
+    "a method": ("o.scaled(x)", "o.scaled = lambda x: x - 1"),
+    "the code of a helper": ("helper(x)", "helper.__code__ = other.__code__"),
+    "defaults of a helper": ("helper(x)", "helper.__defaults__ = (7.0,)"),
+    "a tuple": ("x * t[0]", "t = (9.0,)"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_that_native_code_compares_by_itself(name: str) -> None:
+    text, change = READS[name]
+    space: dict[str, Any] = {"__name__": "reads_of_test"}
+    run_text(
+        "class O:\n    def scaled(self, x): return x * 2\n"
+        "o, d, l, none, t = O(), {'a': 1.0, 1: 2.0}, [1.0, 2.0], [], (1.0,)\n"
+        "def helper(x, k=3.0): return x * k\ndef other(x, k=3.0): return x + k\n"
+        f"def f(x): return {text}",
+        space,
+    )
+    compiled, x = ad.compile(space["f"], backend="native"), ad.tensor([1.0, 2.0])
+    for _ in range(4):
+        compiled(x)
+    assert ready(compiled, (x,)) and compiled._variants[0].watch.words[Watched.ASKED] == 0
+    run_text(change, space)
+    assert not ready(compiled, (x,))
+    assert compiled(x).tolist() == space["f"](x).tolist()

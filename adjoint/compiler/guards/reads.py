@@ -106,13 +106,20 @@ class Read:
         return self.now(self.parent.seen)
 
     def identity(self) -> str | None:
-        """Return "ITEM" or "ATTRIBUTE" if the value is read so, and is always the same object."""
-        if self.renewed >= _OFTEN or self.seen is MISSING or self.parent is None or self.varies:
+        """Return how native code can read the value, a name in ``host.check_text.Kind``.
+
+        Return None if Python code must read it, or if it is not always the same object.
+        """
+        if self.renewed >= _OFTEN or self.parent is None or self.varies:
             return None
-        if type(self.key) is not str:
+        owner = type(self.parent.seen)
+        if self.kind == "item" and owner is list:
+            return "ELEMENT" if type(self.key) is int and self.seen is not MISSING else None
+        if self.kind in ("item", "has"):  # no Python code runs to compare such keys
+            known = owner is dict and type(self.key) in (str, int)
+            return {"item": "ITEM", "has": "HAS"}[self.kind] if known else None
+        if self.seen is MISSING or type(self.key) is not str:
             return None
-        if self.kind == "item":
-            return "ITEM" if type(self.parent.seen) is dict else None
         kind = type(self.seen)
         stored = self.kind == "static" and (kind in _AS_STORED or not hasattr(kind, "__get__"))
         return "ATTRIBUTE" if self.kind == "attribute" or stored else None

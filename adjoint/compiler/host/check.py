@@ -10,6 +10,7 @@ although all guards hold, but never True if one does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from adjoint.compiler.capture.arguments import Wanted
 from adjoint.compiler.emit.code import Tables, Words
 from adjoint.compiler.emit.machine import has_llvm
-from adjoint.compiler.guards.reads import Read, Reads
+from adjoint.compiler.guards.reads import MISSING, Read, Reads
 from adjoint.compiler.guards.values import (
     CACHES,
     CONTAINERS,
@@ -27,7 +28,7 @@ from adjoint.compiler.guards.values import (
 )
 from adjoint.compiler.host import entry
 from adjoint.compiler.host.check_text import Kind, Watched, ready
-from adjoint.compiler.host.structs import layout, words_at
+from adjoint.compiler.host.structs import layout, place_of, words_at
 from adjoint.config import special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, tracing, transform
 from adjoint.core.node import Node
@@ -41,6 +42,10 @@ _CONTEXTS = (compile_mode, tracing, enclosing, transform, grad_mode, default_dty
 # check is given up.
 _TRIES = 3
 _MANAGED = 1 << 4  # the flag Py_TPFLAGS_MANAGED_DICT of a class
+# attributes that are a word of a struct
+_STRUCTS: dict[Any, tuple[type, ...]] = {
+    "__code__": (FunctionType,), "__defaults__": (FunctionType,), "cell_contents": (CellType,)
+}  # fmt: skip
 
 
 _ready = entry.PythonFunction(ready)
@@ -221,18 +226,43 @@ class _Seen:
         owner, key, value = read.parent.seen, read.key, read.seen
         if read.kind == "element" or read.varies:  # an element is recorded; a number is read by the program
             return
-        if read.kind == "all" and type(owner) is tuple:  # it cannot change
+        if read.kind in ("all", "item") and type(owner) is tuple:  # it cannot change
             return
         if read.kind == "all" and type(owner) in (dict, list, tuple) and not asks:
             elements = owner.values() if type(owner) is dict else owner
             if not any(map(is_plain, elements)):  # plain values are compared by value
                 return self._elements(owner)
         kind = read.identity()
+        self.objects += owner, key, value
         if kind is None:
-            self.asked.append(read.is_equal)
+            if not self._known(read, owner):
+                self.asked.append(read.is_equal)
+        elif key in _STRUCTS and type(owner) in _STRUCTS[key]:
+            self.equal.append((id(owner) + place_of(owner, type(owner).__basicsize__, id(value)), id(value)))
         else:
-            self.objects += owner, key, value
-            self.reads.append((Kind[kind], id(owner), id(key), id(value)))
+            known = key if kind == "ELEMENT" else id(key)
+            self.reads.append((Kind[kind], id(owner), known, 0 if value is MISSING else id(value)))
+
+    def _known(self, read: Read, owner: Any) -> bool:
+        """Record the length or the truth of a list, or that an instance has no attribute with a name itself.
+
+        Return False for other reads.
+        """
+        length = id(owner) + self.at.length
+        if type(owner) is list and read.key is len:
+            self.equal.append((length, read.seen))
+        elif type(owner) is list and read.key is bool:
+            (self.differ if read.seen else self.equal).append((length, 0))
+        elif read.kind == "own" and read.seen is False and type(getattr(owner, "__dict__", None)) is dict:
+            try:
+                self._dictionary(owner, vars(owner))
+            except _Unknown:
+                return False
+            self.objects.append(vars(owner))
+            self.reads.append((Kind.ITEM, id(vars(owner)), id(read.key), 0))
+        else:
+            return False
+        return True
 
     def _part(self, kind: str, value: Any, key: Any = None) -> None:
         """Record a part of the container ``value``.

@@ -29,9 +29,11 @@ class Watched(IntEnum):
 class Kind(IntEnum):
     """How a value is read."""
 
-    ITEM = 0  # of a dictionary
+    ITEM = 0  # of a dictionary; null if there is none
     ATTRIBUTE = 1
     CONTEXT = 2  # the value of a context variable
+    ELEMENT = 3  # of a list
+    HAS = 4  # whether a dictionary has a key
 
 
 @native("i1")
@@ -103,6 +105,13 @@ def value_read(w: Objects, row: Value) -> Value:
     kind, owner, key = w.word(row, 0), w.word(row, 1, "ptr"), w.word(row, 2, "ptr")
     with w.when(w.same(kind, Kind.ITEM)):
         w.give(w.dict_get(owner, key))
+    with w.when(w.same(kind, Kind.HAS)):
+        w.give(w.select(w.is_null(w.dict_get(owner, key)), w.imported("false"), w.imported("true")))
+    with w.when(w.same(kind, Kind.ELEMENT)):
+        index, length = w.word(row, 2), w.get(owner, "length")
+        place = w.select(w.compare("slt", index, 0), w.add(index, length), index)
+        w.give_unless(w.compare("ult", place, length))
+        w.give(w.word(w.get(owner, "elements"), place, "ptr"))
     found = w.scratch("ptr", 1)
     with w.when(w.same(kind, Kind.CONTEXT)):
         w.store(NULL, found)
