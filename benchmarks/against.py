@@ -1,8 +1,9 @@
 """``python -m benchmarks.against CHECKOUT [name …]``: this version beside another one, in interleaved rounds.
 
-Each version runs its own cases, in a process of its own.  What counts is the median over rounds of the time
-of this version divided by that of the other.  With ``--fastest``, for a machine that does other work, it is the
-ratio of the fastest rounds, which are short then.  The exit code is 1 if a ratio is above ``--limit``.
+Each version runs its own cases, in a process of its own.  What counts is the median over rounds of the
+time of this version divided by that of the other.  With ``--fastest``, for a machine that does other work,
+it is the ratio of the fastest rounds, which are short then.  The exit code is 1 if a ratio is above
+``--limit``.
 """
 
 from __future__ import annotations
