@@ -99,15 +99,34 @@ class OpenCL:
         sizes: Sequence[int],
     ) -> str:
         """Return the text of a kernel, with NAME for its name; ``elements`` has the type of each slot."""
-        head = [self.pointer(f"b{k}", e, f"s{k} + o{k}") for k, e in enumerate(elements)]
+        head = [self.pointer(f"b{k}", e, self.start(k)) for k, e in enumerate(elements)]
         local = [self.local_memory(*each) for each in shared]
-        return self.text(w.tables, len(elements), [*local, *head, *w.lines], sizes)
+        return self.text(w.tables, len(elements), [*local, *head, *w.lines], groups, sizes)
 
     def pointer(self, name: str, element: str, address: str) -> str:
         """Return the definition of the pointer to the elements of a slot."""
         return f"__global {self.stored[element]}* {name} = (__global {self.stored[element]}*)({address});"
 
-    def text(self, tables: dict[str, str], slots: int, lines: Sequence[str], sizes: Sequence[int]) -> str:
+    def start(self, k: int) -> str:
+        """Return the expression of the address of a slot."""
+        return f"(s{k} + o{k})"
+
+    def moved(self, address: str, offset: int, row: str, stride: int) -> str:
+        """Return an address, moved by an offset and by some rows, in bytes."""
+        return f"{address} + {offset}" + (f" + (long){row} * {stride}" if stride else "")
+
+    def pick(self, condition: str, yes: str, no: str) -> str:
+        """Return the expression of one of two values."""
+        return f"({condition} ? {yes} : {no})"
+
+    def text(
+        self,
+        tables: dict[str, str],
+        slots: int,
+        lines: Sequence[str],
+        groups: Sequence[int],
+        sizes: Sequence[int],
+    ) -> str:
         """Return the text of a kernel with a number of slots, given its statements."""
         given = ", ".join(f"__global uchar* s{k}, ulong o{k}" for k in range(slots))
         body = "\n".join(f"  {line.lstrip()}" for line in lines)

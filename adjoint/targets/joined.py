@@ -39,7 +39,7 @@ def _is_small(d: OpenCL, k: Launch) -> bool:
 
 def _waits(k: Launch) -> bool:
     """Return whether the threads of a work-group depend on each other."""
-    return "LID(" in k.text
+    return any("LID(" in line for line in k.made.w.lines)
 
 
 class _Joined:
@@ -51,7 +51,7 @@ class _Joined:
         self.known: dict[Any, int] = {}
         self.shared: dict[tuple[str, str], int] = {}  # the largest count by name and element
         self.tables: dict[str, str] = {}
-        self.lines = ["const int loop_t = LID(0);", d.each("loop_i", 0, loop.steps.count)]
+        self.lines = [d.index("loop_t", "LID(0)"), d.each("loop_i", 0, loop.steps.count)]
         row = f"{loop.steps.count - 1} - loop_i" if loop.steps.backwards else "loop_i"
         self.lines.append(d.index("loop_row", row))
         for k in kernels:
@@ -64,7 +64,7 @@ class _Joined:
         shared = [
             d.local_memory(f"{name}_{element}", element, n) for (name, element), n in self.shared.items()
         ]
-        text = d.text(self.tables, len(self.slots), [*shared, *self.lines], (d.group,))
+        text = d.text(self.tables, len(self.slots), [*shared, *self.lines], (1,), (d.group,))
         ops = " ".join(k.what for _, k in self.loop.body.kernels[:4])
         return Launch(text, self.slots, (1,), (d.group,), f"{self.loop.steps.count} × {ops}")
 
@@ -97,30 +97,26 @@ class _Joined:
 
     def _address(self, slot: Any) -> str:
         """Return the expression of an address, given a place or what ``address`` of the body returns."""
-        loop, steps = self.loop, self.loop.steps
+        d, loop, steps = self.d, self.loop, self.loop.steps
         if len(slot) == 2:  # memory of the body
             return self._slot(slot)
         kind, k, offset = slot
-        last, out = f"loop_i == {steps.count - 1}", None
         if kind == "given":
             if k >= steps.carries:
-                return f"{self._slot(loop.slots[k])} + {offset}{self._row(loop.strides[k])}"
-            source = f"loop_i == 0 ? {self._slot(loop.slots[k])}"
+                return d.moved(self._slot(loop.slots[k]), offset, "loop_row", loop.strides[k])
+            source, when = self._slot(loop.slots[k]), "loop_i == 0"
         else:
             k = loop.kept[k]
             out = loop.where.get(k)
             if k >= steps.carries:
                 assert out is not None
-                return f"{self._slot(loop.slots[out])} + {offset}{self._row(steps.outputs[k].nbytes)}"
-            source = "" if out is None else f"{last} ? {self._slot(loop.slots[out])}"
+                return d.moved(self._slot(loop.slots[out]), offset, "loop_row", steps.outputs[k].nbytes)
+            source, when = "" if out is None else self._slot(loop.slots[out]), f"loop_i == {steps.count - 1}"
         even, odd = (self._slot((memory, 0)) for memory in loop.carried[k])
         if kind == "made":
             even, odd = odd, even
-        turn = f"loop_i % 2 == 0 ? {even} : {odd}"
-        return f"({source} : ({turn})) + {offset}" if source else f"({turn}) + {offset}"
-
-    def _row(self, stride: int) -> str:
-        return f" + (long)loop_row * {stride}" if stride else ""
+        turn = d.pick("loop_i % 2 == 0", even, odd)
+        return d.moved(d.pick(when, source, turn) if source else turn, offset, "loop_row", 0)
 
     def _slot(self, slot: Any) -> str:
         """Return the address of a slot of the kernel: a place, or an ``Address``."""
@@ -128,5 +124,4 @@ class _Joined:
         if key not in self.known:
             self.known[key] = len(self.slots)
             self.slots.append(slot)
-        k = self.known[key]
-        return f"(s{k} + o{k})"
+        return self.d.start(self.known[key])

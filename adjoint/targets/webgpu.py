@@ -24,7 +24,6 @@ _BINDINGS = """@group(0) @binding(0) var<storage, read_write> H: array<u32>;
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>) {
 """
-_COPY = _BINDINGS + "  for (var i = id.x; i < P[3]; i += count.x * 64u) { H[P[1] + i] = H[P[2] + i]; }\n}\n"
 _FILL = _BINDINGS + "  for (var i = id.x; i < P[2]; i += count.x * 64u) { H[P[1] + i] = 0u; }\n}\n"
 
 
@@ -156,7 +155,7 @@ class WebGpuDevice(Device):
         self.recording: Any = None
         self.heap, self.buffer, self.bound = _Heap(), None, None
         self.pipelines: dict[str, Any] = {}  # by text
-        self.copies, self.fills = (self._pipeline(t) for t in (_COPY, _FILL))
+        self.fills = self._pipeline(_FILL)
 
     # Memory --------------------------------------------------------------------------------------------
 
@@ -214,11 +213,6 @@ class WebGpuDevice(Device):
     def _fill(self, memory: Any, offset: int, size: int) -> None:
         words = -(-size // 4)
         self._record(self.fills, [(memory.start + offset) // 4, words], _across(words))
-
-    def _copy(self, to: Any, at: int, source: Any, offset: int, size: int) -> None:
-        words = -(-size // 4)
-        places = [(to.start + at) // 4, (source.start + offset) // 4]
-        self._record(self.copies, [*places, words], _across(words))
 
     # Kernels -------------------------------------------------------------------------------------------
 

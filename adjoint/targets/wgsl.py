@@ -274,30 +274,48 @@ class Wgsl(OpenCL):
         """Return an integer as an index."""
         return f"bitcast<i32>({value.text}.x)" if value.element == "i64" else value.text
 
-    def function(
+    def pointer(self, name: str, element: str, address: str) -> str:
+        """Return the definition of the position of the elements of a slot, in words."""
+        return f"let {name}: u32 = {address};"
+
+    def start(self, k: int) -> str:
+        """Return the expression of the position of a slot."""
+        return f"P[{k + 1}]"
+
+    def moved(self, address: str, offset: int, row: str, stride: int) -> str:
+        """Return a position, moved by an offset and by some rows, in bytes."""
+        rows = f" + u32({row}) * {stride // 4}u" if stride else ""
+        return f"{address} + {offset // 4}u{rows}"
+
+    def pick(self, condition: str, yes: str, no: str) -> str:
+        """Return the expression of one of two values."""
+        return f"select({no}, {yes}, {condition})"
+
+    def text(
         self,
-        w: CWriter,
-        elements: Sequence[str],
-        shared: Sequence[tuple[str, str, int]],
+        tables: dict[str, str],
+        slots: int,
+        lines: Sequence[str],
         groups: Sequence[int],
         sizes: Sequence[int],
     ) -> str:
-        """Return the text of a kernel; ``elements`` has the type of each slot."""
-        head = ["  let Z: u32 = P[0];", *(f"  let b{k}: u32 = P[{k + 1}];" for k in range(len(elements)))]
-        head += self._ids(groups, sizes)
-        body = re.sub(r"\b(LID|WID|GID)\((\d)\)", r"\1\2", "\n".join(w.lines))
-        outside = [*w.tables.values(), *(self.local_memory(*each) for each in shared)]
+        """Return the text of a kernel, given its statements; memory of a work-group is declared outside."""
+        body = re.sub(r"\b(LID|WID|GID)\((\d)\)", r"\1\2", "\n".join(lines))
         size = ", ".join(map(str, [*sizes, 1, 1][:3]))
+        shared = re.findall(r"^ *(var<workgroup>.*)", body, re.M)
+        body = re.sub(r"^ *var<workgroup>.*\n", "", body, flags=re.M)
         return "\n".join(
             [
                 "@group(0) @binding(0) var<storage, read_write> H: array<u32>;",
                 "@group(0) @binding(1) var<storage, read> P: array<u32>;",
                 *needed(body),
-                *outside,
+                *tables.values(),
+                *shared,
                 f"@compute @workgroup_size({size})",
                 "fn main(@builtin(local_invocation_id) lid: vec3<u32>,",
                 "        @builtin(workgroup_id) wid: vec3<u32>) {",
-                *head,
+                "  let Z: u32 = P[0];",
+                *self._ids(groups, sizes),
                 body,
                 "}\n",
             ]
