@@ -128,8 +128,11 @@ class Body:
             found[a] = name
         return found
 
-    def tree(self, n: Primitive, mine: Value, wide: int) -> Value:
-        """Emit the combination of a value of each thread of a work-group by halving: a fixed order."""
+    def tree(self, n: Primitive, mine: Value, wide: int, apart: int = 1) -> Value:
+        """Emit the combination of a value of each thread of a work-group by halving: a fixed order.
+
+        If ``apart`` is larger than 1, there is a result for each value of ``lane % apart``.
+        """
         element = mine.element
         name = f"tree_{element}"
         if all(each[0] != name for each in self.shared):
@@ -138,14 +141,14 @@ class Body:
         self.line(self.d.store(name, element, "lane", mine.text))
         self.line(self.d.barrier)
         half = wide // 2
-        while half:
+        while half >= apart:
             self.line(f"if (lane < {half}) {{")
             a, b = (self.w.let(self.d.load(name, element, p), element) for p in ("lane", f"lane + {half}"))
             self.line(self.d.store(name, element, "lane", combine(self.w, n, a, b).text))
             self.line("}")
             self.line(self.d.barrier)
             half //= 2
-        return self.w.let(self.d.load(name, element, "0"), element)
+        return self.w.let(self.d.load(name, element, "0" if apart == 1 else f"lane % {apart}"), element)
 
     def launch(self, groups: Sequence[int], sizes: Sequence[int]) -> Launch:
         """Return the finished kernel."""

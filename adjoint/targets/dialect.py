@@ -12,7 +12,7 @@ from adjoint.targets.writer import TYPES, CWriter
 __all__ = ["ORDERS", "OpenCL"]
 
 # Sizes of work-groups instead of caches.  The order of sums depends on them, so all devices have the same.
-SIZES = Target("opencl", 1 << 12, 1 << 13, 1 << 12, 1 << 12, 8, 64, 1 << 16)
+SIZES = Target("opencl", 1 << 12, 1 << 13, 1 << 12, 1 << 9, 8, 256, 1 << 16)
 
 # The numbers of a thread in its work-group, and of the work-group.  Results do not depend on their order: a
 # test uses all of them.
@@ -30,6 +30,7 @@ class OpenCL:
     sizes = SIZES
     group = 256  # threads of a work-group that sums a row
     flat = 64  # threads of a work-group without sums
+    busy = 1 << 14  # threads: sums of columns use as many if possible
     short = 16  # rows of at most this length are summed by one thread
     tile = 16  # rows and columns of a product that a work-group computes with one element per thread
     local = 1 << 14  # bytes of local memory that a kernel may use for saved rows

@@ -51,7 +51,12 @@ class _Loop(Nest, Body):
         items = math.prod(self.lengths[k] for k in axes)
         if self.reduced is not None:
             length = self.lengths[self.reduced]
-            if self.group.chunks or not (self.columns or length <= self.d.short) or length > 8 * items:
+            if self.group.chunks or (length > self.d.short and self._are_rows(self.reduced)):
+                return self._by_groups(axes, items, length)
+            near = self._near_columns(items, length)
+            if near:
+                return self._by_columns(axes, items, length, near)
+            if length > 8 * items:
                 return self._by_groups(axes, items, length)
         self.line(self.d.index("item", "GID(0)"))
         self.line(f"if (item < {items}) {{")
@@ -62,6 +67,29 @@ class _Loop(Nest, Body):
             self._stages(self.d.each("r", 0, self.lengths[self.reduced]), 1)
         self.line("}")
         return self.launch((-(-items // self.d.flat),), (self.d.flat,))
+
+    def _are_rows(self, reduced: int) -> bool:
+        """Return whether most arrays are contiguous along the axis that is reduced."""
+        read = [p.strides for p in (*self.access.values(), *self.target.values()) if p.strides[reduced]]
+        along = [sum(s[k] == 1 for s in read) for k in range(len(self.lengths))]
+        return along[reduced] == max(along)
+
+    def _near_columns(self, items: int, length: int) -> int:
+        """Return how many columns a work-group sums, with several threads for each; 0 for no such group."""
+        near = self.d.group // 2
+        while near > 4 and (items * self.d.group // near < self.d.busy or items % near):
+            near //= 2
+        short = length < 4 * self.d.group // near or items >= self.d.busy
+        return 0 if short or items % near else near
+
+    def _by_columns(self, axes: Sequence[int], items: int, length: int, near: int) -> Launch:
+        """Write a kernel whose work-groups sum ``near`` columns each, with neighbours in each row."""
+        wide = self.d.group
+        self.line(self.d.index("lane", "LID(0)"))
+        self.line(self.d.index("item", f"WID(0) * {near} + lane % {near}"))
+        self.ix = self.decode("item", axes, self.lengths)
+        self._stages(self.d.each("r", f"lane / {near}", length, wide // near), wide, near)
+        return self.launch((items // near,), (wide,))
 
     def _by_groups(self, axes: Sequence[int], items: int, length: int) -> Launch:
         """Write a kernel whose work-groups reduce a row each; with partial sums, the rows of a chunk."""
@@ -95,8 +123,11 @@ class _Loop(Nest, Body):
                 self.scratch[k] = f"row{len(self.scratch)}"
                 self.shared.append((self.scratch[k], element, length))
 
-    def _stages(self, rows: str, wide: int) -> None:
-        """Write one loop over the rows per stage, and after each the sums that it makes."""
+    def _stages(self, rows: str, wide: int, near: int = 1) -> None:
+        """Write one loop over the rows per stage, and after each the sums that it makes.
+
+        The threads of a work-group, ``wide``, share the rows of ``near`` items.
+        """
         for t in range(self.stages):
             self._kept_nodes(t)
             sums = [n for n in self.group.nodes if n.op == "reduce" and self.stage[n.id] == t + 1]
@@ -112,11 +143,11 @@ class _Loop(Nest, Body):
             self.line("}")
             for n in sums:
                 found = Value(names[n.id], element_of(n.dtype))
-                self.kept[n.id] = found if wide == 1 else self.tree(n, found, wide)
+                self.kept[n.id] = found if wide == 1 else self.tree(n, found, wide, near)
         self._kept_nodes(self.stages)
         if wide > 1:  # all threads have read what is overwritten now
             self.line(self.d.barrier)
-            self.line("if (lane == 0) {")
+            self.line(f"if (lane < {near}) {{")
         for n in self.group.nodes:
             if self.group.level[n.id] == KEPT and n.id in self.stored:
                 self._put(n, self.ix)

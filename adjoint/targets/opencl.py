@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -60,6 +63,13 @@ def open_device(index: int) -> OpenCLDevice:
     return OpenCLDevice(index, devices[index])
 
 
+def _finish(queue: Any, process: int) -> None:
+    """Wait for the queue when Python ends: some drivers crash if they are unloaded while kernels run."""
+    if os.getpid() == process:  # in a forked process the threads of the driver are missing
+        with suppress(Exception):  # the device is lost
+            queue.finish()
+
+
 class OpenCLDevice(Device):
     """An OpenCL device; ``order`` and ``barriers`` change the texts of kernels for tests."""
 
@@ -70,6 +80,7 @@ class OpenCLDevice(Device):
         self.dialect = OpenCL(order, barriers)
         self.context = cl.Context([device])
         self.queue = cl.CommandQueue(self.context)
+        weakref.finalize(self, _finish, self.queue, self.process)
         self.programs: dict[str, tuple[Any, str]] = {}  # by text
         self.pending: deque[Any] = deque()  # events of copies to the device, which keep their arrays alive
         exact = device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -237,6 +238,15 @@ def test_a_machine_without_the_extra_or_a_driver(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingExtraError, match=r"pyopencl.*\[opencl\]"):
         on_opencl(lambda x: x)
     assert not any(d.name.startswith("opencl") for d in ad.devices())
+
+
+def test_python_ends_while_kernels_run() -> None:
+    """Without waiting for them, PoCL crashed in one of four runs."""
+    code = (
+        "import adjoint as ad; f = ad.compile(lambda x: (x @ x) @ x, device='opencl'); f(ad.ones((400, 400)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_a_device_without_float64(faulty: Faulty) -> None:
