@@ -46,6 +46,55 @@ def test_every_op(case: Case) -> None:
                 assert (block[inside] != 0).all()
 
 
+def _agree(dense: Any, sparse: Any, tolerance: float) -> bool:
+    """Return whether the blocks of a sparse Jacobian are those of a dense one."""
+    pairs = [(d, s) for row, line in zip(dense, sparse, strict=True) for d, s in zip(row, line, strict=True)]
+    scale = max([1.0, *(float(np.abs(d).max(initial=0)) for d, _ in pairs)])
+    return all(
+        s.dtype == d.dtype
+        and np.allclose(s.toarray(), np.reshape(d, s.shape), rtol=tolerance, atol=scale * tolerance)
+        for d, s in pairs
+    )
+
+
+@pytest.mark.filterwarnings("ignore:jacobian. the sparse Jacobian")
+def test_float32() -> None:
+    for name in SMOOTH[::6]:
+        for case in [c for c in CASES[name] if checked(c)][:1]:
+            wanted = checked(case)
+            f, xs = function(case, wanted), [np.asarray(case.args[i], np.float32) for i in wanted]
+            argnums = tuple(range(len(xs)))
+            dense = ad.jacfwd(f, argnums=argnums)(*xs)
+            assert _agree(dense, ad.jacobian(f, argnums=argnums, sparse=True)(*xs), 1e-3), name
+
+
+@pytest.mark.filterwarnings("ignore:jacobian. the sparse Jacobian")
+def test_complex_arguments() -> None:
+    """Ops that are holomorphic: forward and reverse mode give the same dense Jacobian."""
+    count = 0
+    for name in SMOOTH[::4]:
+        for case in [c for c in CASES[name] if checked(c)][:1]:
+            wanted = checked(case)
+            f, xs = function(case, wanted), [np.asarray(case.args[i]) * (1 + 0.3j) for i in wanted]
+            try:
+                results = f(*xs)
+            except ad.errors.DTypeError:  # the op has no complex form
+                continue
+            if any(y.dtype.kind != "c" for y in results):
+                continue
+            options: Any = {"argnums": tuple(range(len(xs))), "holomorphic": True}
+            dense, other = ad.jacfwd(f, **options)(*xs), ad.jacrev(f, **options)(*xs)
+            if all(
+                np.allclose(a, b)
+                for r, q in zip(dense, other, strict=True)
+                for a, b in zip(r, q, strict=True)
+            ):
+                for mode in ("columns", "rows"):
+                    assert _agree(dense, ad.jacobian(f, sparse=mode, **options)(*xs), 1e-9), (name, mode)
+                count += 1
+    assert count >= 20
+
+
 def test_every_named_rule_exists() -> None:
     named = {op.sparsity for op in OPS.values() if isinstance(op.sparsity, str) and op.sparsity}
     assert named <= set(RULES)
