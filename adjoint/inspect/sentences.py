@@ -48,10 +48,9 @@ def _loss(recorder: Recorder) -> list[Sentence]:
         if f"{a:.3g}" == f"{b:.3g}":
             found.append(("warn", f"The loss is {b:.3g} after {count}, as at the start.", ""))
         elif b < a:
-            much = b < 0.5 * a or b <= 0
-            found.append(
-                ("good" if much else "warn", f"The loss fell from {a:.3g} to {b:.3g} in {count}.", "")
-            )
+            level = "good" if b < 0.5 * a or b <= 0 else "note" if b < 0.95 * a else "warn"
+            only = " only" if level == "warn" else ""
+            found.append((level, f"The loss fell{only} from {a:.3g} to {b:.3g} in {count}.", ""))
         else:
             found.append(("bad", f"The loss rose from {a:.3g} to {b:.3g} in {count}.", ""))
     return found + _validation([logs for _, logs in recorder.epochs])

@@ -97,6 +97,22 @@ def test_a_loss_that_stays_is_told():
     assert sentences(recorder) == [("warn", "The loss is 0.37 after 3 steps, as at the start.", "")]
 
 
+@pytest.mark.parametrize(
+    ("last", "level", "text"),
+    [
+        (1.9, "good", "The loss fell from 4 to 1.9 in 2 steps."),
+        (2.7, "note", "The loss fell from 4 to 2.7 in 2 steps."),
+        (3.9, "warn", "The loss fell only from 4 to 3.9 in 2 steps."),
+        (4.2, "bad", "The loss rose from 4 to 4.2 in 2 steps."),
+        (-1.0, "good", "The loss fell from 4 to -1 in 2 steps."),
+    ],
+)
+def test_a_warning_about_the_loss_says_why(last, level, text):
+    recorder = ad.inspect.Recorder()
+    recorder.steps, recorder.numbers = [1, 2], {"loss": [4.0, last]}
+    assert sentences(recorder) == [(level, text, "")]
+
+
 def test_overfitting_is_seen():
     level, text, _ = validated([2, 1, 0.6, 0.3, 0.1, 0.05], [2, 1.1, 0.9, 1.0, 1.2, 1.3])
     assert level == "warn" and text == (
