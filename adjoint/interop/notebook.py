@@ -28,10 +28,10 @@ _COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
 
 
 def in_notebook() -> bool:
-    """Return whether this program runs in a Jupyter notebook, whose output is HTML."""
+    """Return whether this program runs in a Jupyter notebook, also one of Colab, whose output is HTML."""
     shell = sys.modules.get("IPython")
     found = shell.get_ipython() if shell is not None else None
-    return type(found).__name__ == "ZMQInteractiveShell"
+    return any(cls.__name__ == "ZMQInteractiveShell" for cls in type(found).__mro__)
 
 
 def display(html: str, text: str, shown: Any = None) -> Any:

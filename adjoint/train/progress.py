@@ -49,12 +49,13 @@ class _Terminal(_Lines):
             from rich.table import Column
         except ImportError:
             raise MissingExtraError("a progress bar", "rich", "train") from None
+        one_line = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=16),
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(compact=True),
-            progress.TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(ratio=1)),
+            progress.TextColumn("{task.fields[numbers]}", markup=False, table_column=one_line),
             console=Console(stderr=True),
             expand=True,
         )
@@ -62,7 +63,7 @@ class _Terminal(_Lines):
         self._bar.start()
 
     def line(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False, markup=False)
+        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def update(self, epoch: str, done: int, numbers: str) -> None:
         self._bar.update(self._task, description=epoch, completed=done, numbers=numbers)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from html import unescape
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -150,3 +152,11 @@ def test_a_bar_without_known_steps_and_of_a_resumed_run(monkeypatch):
 
 def test_a_terminal_is_not_a_notebook():
     assert not notebook.in_notebook()
+
+
+def test_shells_that_inherit_from_jupyters_are_notebooks(monkeypatch):
+    shell = type("ZMQInteractiveShell", (), {})
+    colab = type("Shell", (shell,), {})
+    for cls, expected in ((shell, True), (colab, True), (type("TerminalInteractiveShell", (), {}), False)):
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=cls))
+        assert notebook.in_notebook() is expected

@@ -38,6 +38,14 @@ def test_links_lead_to_files(path: Path) -> None:
             assert (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_code_blocks_end(path: Path) -> None:
+    """A fence too many turns the text after it into code."""
+    fences = re.findall(r"^ *(```+)(.*)$", path.read_text(), re.M)
+    assert len(fences) % 2 == 0
+    assert [language for _, language in fences[1::2] if language] == []
+
+
 GENERATED = {"errors.md", "api/index.md"}  # by tools/site
 
 

@@ -227,10 +227,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **options: Any) -> str:
+def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, columns: int = 300, **options: Any) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
-    for name, value in {"COLUMNS": "300", "TERM": "xterm"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
     metrics = {"error": lambda p, t: abs(p - t).mean()}
     trainer = trainer_of(model_of(), **{"metrics": metrics, **options})
     trainer.fit(train.DataLoader((X, Y), 10), epochs=2, validate=[(X, Y)] if metrics else None)
@@ -254,6 +254,16 @@ def test_the_bar_shows_everything_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
         assert part in text
     assert "tokens/s" in shown(monkeypatch, Terminal(), weight=lambda batch: 7)
     assert "words/s" in shown(monkeypatch, Terminal(), weight=lambda batch: 7, unit="words")
+
+
+def test_nothing_is_wrapped_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown(monkeypatch, Terminal(), columns=60))
+    lines = [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+    assert all(line.startswith("epoch ") or "━" in line for line in lines)
+    assert sum("val_error" in line for line in lines) == 2 and any(
+        line.rstrip().endswith("…") for line in lines
+    )
 
 
 class CtrlC(train.Callback):
