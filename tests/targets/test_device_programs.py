@@ -75,7 +75,8 @@ def test_random_steps(seed: int) -> None:
         for found, wanted in run_beside(plan, functools.partial(ad.compile, device="opencl"), 3):
             assert_close(found, wanted, tolerance)
     except DeviceError as error:
-        if "cannot run on opencl:0" not in str(error):  # an op without a native form
+        # an op without a native form, or float16
+        if not re.search("cannot run on opencl:0|opencl:0 does not compute with float16", str(error)):
             raise
 
 
