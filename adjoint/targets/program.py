@@ -90,7 +90,8 @@ class DeviceProgram:
 
     def _check_dtypes(self, outputs: Sequence[View]) -> None:
         """Raise DeviceError if the device does not have a dtype of the program."""
-        for n in reachable([*outputs, *self.lowered.graph.checks]):
+        nodes = reachable([*outputs, *self.lowered.graph.checks])
+        for n in sorted(nodes, key=lambda n: n.op != "source"):
             reason = self.device.refuses(n.dtype)
             if reason and n.op not in ("repeat", "number"):
                 what = "reads an input" if n.op == "source" else f"computes {n.origin or n.op}"

@@ -264,7 +264,10 @@ class WebGpuDevice(Device):
             return
         encoder, self.encoder, used, self.used = self.encoder, None, self.used, 0
         self.recording.end()
-        self.api.queue.write_buffer(self.positions, 0, self.words[:used])
+        self._submit(encoder, self.words[:used])
+
+    def _submit(self, encoder: Any, words: Any) -> None:
+        self.api.queue.write_buffer(self.positions, 0, words)
         self.api.queue.submit([encoder.finish()])
 
     def _classify(self, error: Exception) -> str | None:

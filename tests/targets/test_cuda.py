@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from typing import Any
 
 import pytest
@@ -49,6 +50,17 @@ def test_memory_is_freed(cuda: Any) -> None:
     held = len(library.blocks)
     cuda.trim()
     assert 0 < len(library.blocks) < held
+
+
+def test_memory_of_garbage_in_cycles_is_kept_for_the_next_value(cuda: Any) -> None:
+    """A finalizer that frees it would run, although another one keeps it."""
+    f = on_cuda(lambda x: x * 2 + 1)
+    found = [f(ad.tensor([1.0, 2.0]))]
+    found.append(found)  # type: ignore[arg-type]
+    held = len(cuda.driver.library.blocks)
+    del found
+    gc.collect()
+    assert len(cuda.driver.library.blocks) == held
 
 
 @pytest.mark.parametrize(
