@@ -122,10 +122,22 @@ class primitive:  # noqa: N801  a decorator that reads as a function
             raise NoGradientError(
                 f"{name}: argument {i} has no rule.  Pass one to defvjp, or None if no gradient flows to it."
             )
-        found = self.rules[i](y, *args, **kwargs)(g)
-        if not np.iscomplexobj(args[i]) and np.iscomplexobj(found):
-            return np.real(found)  # the gradient of a real argument is real
-        return _conjugated(found)
+        return _fitted(args[i], self.rules[i](y, *args, **kwargs)(g))
+
+
+def _fitted(given: Any, found: Any) -> Any:
+    """Return what a rule found as the gradient of an argument, in adjoint's convention.
+
+    An array or another sequence is taken apart where the argument is a list or a tuple.
+    """
+    if isinstance(given, (list, tuple)) and found is not None and len(found) == len(given):
+        parts = [_fitted(value, part) for value, part in zip(given, found, strict=True)]
+        return type(given)(parts) if type(given) in (list, tuple) else type(given)(*parts)
+    if isinstance(given, dict) and isinstance(found, dict) and given.keys() == found.keys():
+        return {name: _fitted(given[name], part) for name, part in found.items()}
+    if not np.iscomplexobj(given) and np.iscomplexobj(found):
+        return np.real(found)  # the gradient of a real argument is real
+    return _conjugated(found)
 
 
 def _has_gradient(leaf: Any) -> bool:

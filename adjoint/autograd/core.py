@@ -17,14 +17,26 @@ from adjoint.autograd.rules import (
     register_notrace,
 )
 from adjoint.autograd.spaces import VSpace, vspace
+from adjoint.autograd.tracer import Node
 from adjoint.autograd.transforms import core_make_jvp as make_jvp
 from adjoint.autograd.transforms import core_make_vjp as make_vjp
 from adjoint.autograd.util import func, subval, subvals
 
 primitive_with_deprecation_warnings = primitive
 
+
+class VJPNode(Node):
+    """A node of autograd's graph in reverse mode."""
+
+
+class JVPNode(Node):
+    """A node of autograd's graph in forward mode."""
+
+
 __all__ = [
     "Box",
+    "JVPNode",
+    "VJPNode",
     "VSpace",
     "def_linear",
     "defjvp",

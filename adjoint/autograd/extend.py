@@ -1,5 +1,6 @@
 """``autograd.extend``: primitives with derivatives."""
 
+from adjoint.autograd.core import JVPNode, VJPNode
 from adjoint.autograd.rules import (
     Box,
     def_linear,
@@ -18,6 +19,8 @@ from adjoint.autograd.spaces import VSpace, vspace
 
 __all__ = [
     "Box",
+    "JVPNode",
+    "VJPNode",
     "VSpace",
     "def_linear",
     "defjvp",

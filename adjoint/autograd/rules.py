@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,29 @@ __all__ = [
     "register_notrace", "unbroadcast_f",
 ]  # fmt: skip
 
-Box = Tensor
+
+class _Types(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, Tensor)
+
+
+class Box(metaclass=_Types):
+    """The type of autograd's traced values: tensors are its instances.
+
+    Libraries register types here.  Nothing reads these entries: the elements of an array of any subclass
+    are traced as those of an array.
+    """
+
+    type_mappings: ClassVar[dict[Any, Any]] = {}
+    types: ClassVar[set[Any]] = {Tensor}
+
+    @classmethod
+    def register(cls, value_type: Any) -> None:
+        """Enter a type of values."""
+        Box.types.add(cls)
+        Box.type_mappings[value_type] = Box.type_mappings[cls] = cls
+
+
 primitive_vjps: dict[Any, Any] = {}  # empty: the rules of NumPy's functions are those of the ops
 
 

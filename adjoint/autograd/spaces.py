@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class VSpace:
     value : tree
         The value.
     """
+
+    mappings: ClassVar[dict[Any, Any]] = {}  # of types that libraries register; nothing reads them
 
     def __init__(self, value: Any) -> None:
         self.like = tree.map(lambda v: np.zeros(np.shape(v), getattr(v, "dtype", type(v)))[()], floats(value))

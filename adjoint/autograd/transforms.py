@@ -32,7 +32,10 @@ __all__ = [
     "vector_jacobian_product",
 ]  # fmt: skip
 
-checkpoint = recompute.checkpoint
+
+def checkpoint(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function like `fun` that saves only its arguments, and runs again in the backward pass."""
+    return functools.wraps(fun)(lambda *args, **kwargs: recompute.checkpoint(fun, *args, **kwargs))
 
 
 def unary_to_nary(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,6 +64,7 @@ def unary_to_nary(operator: Callable[..., Any]) -> Callable[..., Any]:
         )
         return call
 
+    del of.__wrapped__  # type: ignore[attr-defined]  # its signature is another one
     return of
 
 

@@ -70,7 +70,10 @@ def drop_in(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
             for a in args:
                 if type(a) not in SIMPLE and holds_tensor(a):
                     return ours(*args, **kwargs)
-            if kwargs and given_tensor((), kwargs):
+            if not kwargs:
+                tensors = False
+                return theirs(*args)
+            if given_tensor((), kwargs):
                 return ours(*args, **kwargs)
             tensors = False
             return theirs(*args, **kwargs)

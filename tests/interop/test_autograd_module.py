@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -14,6 +15,9 @@ import adjoint.autograd.numpy as np
 import adjoint.autograd.scipy as scipy
 from adjoint.autograd.builtins import isinstance as aginstance
 from adjoint.autograd.extend import (
+    Box,
+    VJPNode,
+    VSpace,
     def_linear,
     defjvp,
     defjvp_argnums,
@@ -27,9 +31,11 @@ from adjoint.autograd.extend import (
 from adjoint.autograd.misc.fixed_points import fixed_point
 from adjoint.autograd.misc.flatten import flatten, flatten_func
 from adjoint.autograd.misc.optimizers import adam, rmsprop, sgd
+from adjoint.autograd.numpy.numpy_boxes import ArrayBox
 from adjoint.autograd.numpy.numpy_vjps import unbroadcast_f
+from adjoint.autograd.numpy.numpy_vspaces import ArrayVSpace
 from adjoint.autograd.test_util import check_grads, check_vjp, combo_check
-from adjoint.autograd.tracer import getval
+from adjoint.autograd.tracer import getval, new_box, trace, trace_stack
 from adjoint.autograd.util import func, quick_grad_check, subval, subvals
 from adjoint.autograd.wrap_util import get_name, wraps
 
@@ -297,3 +303,67 @@ def test_checks():
     defvjp(wrong, lambda ans, x: lambda g: g)
     with pytest.raises(AssertionError, match=r"Derivative \(VJP\) check of wrong failed"):
         check_grads(wrong, modes=["rev"], order=1)(3.0)
+
+
+def test_checkpoint_returns_a_function():
+    calls = []
+
+    def f(x, power=2):
+        calls.append(x)
+        return x**power
+
+    saved = autograd.checkpoint(f)
+    assert saved.__name__ == "f" and saved(3.0) == 9.0
+    assert autograd.grad(lambda x: np.sin(saved(x, power=3)))(1.0) == pytest.approx(3 * numpy.cos(1.0))
+    assert len(calls) == 3  # the second run is in the backward
+
+
+def test_the_signature_of_an_operator_has_argnum():
+    for operator in (autograd.grad, autograd.jacobian, autograd.make_vjp, autograd.value_and_grad):
+        assert list(inspect.signature(operator).parameters)[:2] == ["fun", "argnum"]
+
+
+def test_a_rule_may_return_an_array_for_a_list():
+    @primitive
+    def weighted(groups, scale):
+        return scale * sum(sum(group) * (i + 1) for i, group in enumerate(groups))
+
+    defvjp(weighted, lambda ans, groups, scale: lambda g: (g * scale * numpy.ones(2), [2 * g * scale]))
+    f = lambda x: weighted(([x[0], x[1] ** 2], (x[2],)), 3.0)
+    assert autograd.grad(f)(numpy.array([1.0, 2.0, 3.0])).tolist() == [3.0, 12.0, 6.0]
+
+
+def test_types_that_libraries_register():
+    """PennyLane enters its subclass of arrays, and copies the functions of ``autograd.numpy``."""
+
+    class Marked(numpy.ndarray):
+        pass
+
+    Box.type_mappings[Marked] = ArrayBox
+    VSpace.mappings[Marked] = ArrayVSpace
+    try:
+        x = numpy.array([1.0, 2.0]).view(Marked)
+        assert autograd.grad(lambda v: np.sum(v**2))(x).tolist() == [2.0, 4.0]
+    finally:
+        del Box.type_mappings[Marked], VSpace.mappings[Marked]
+    assert isinstance(ad.tensor(1.0), Box) and not isinstance(1.0, Box)
+    assert "__getattr__" not in vars(np) and np.testing.assert_allclose is numpy.testing.assert_allclose
+    with pytest.raises(AttributeError):
+        _ = np.no_such_name
+
+
+def test_nodes_of_autograd_are_errors_that_name_the_way():
+    message = (
+        "adjoint.autograd has no nodes or traces: adjoint records a graph of its own.\n"
+        "  make_vjp(f)(x) and make_jvp(f)(x) differentiate; ad.inspect.explain(y, x) shows how y depends on x."
+    )
+    calls = [
+        VJPNode.new_root,
+        trace_stack.new_trace,
+        lambda: new_box(1.0, 0, None),
+        lambda: trace(None, abs, 1),
+    ]
+    for call in calls:
+        with pytest.raises(NotImplementedError) as raised:
+            call()
+        assert str(raised.value) == message

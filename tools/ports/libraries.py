@@ -30,6 +30,8 @@ class Library:
         Environment variables.
     builds : bool
         Whether its extensions are compiled, which needs a C compiler.
+    shims : list of str
+        Plugins of pytest for the run with adjoint.
     """
 
     what: str
@@ -39,6 +41,7 @@ class Library:
     options: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     builds: bool = False
+    shims: list[str] = field(default_factory=list)
 
 
 LIBRARIES = {
@@ -93,6 +96,15 @@ LIBRARIES = {
         ["cached_property", "networkx", "pandas", "msprime", "seaborn", "pysam", "numdifftools", "cython"],
         ["test/test_autograd.py", "test/test_tmrca.py", "test/test_normalizing_constant.py"],
         environment={"PYTHONPATH": "test"}, builds=True,
+    ),
+    # The tests name warnings of the library in a setting, for which pytest would import it before any plugin.
+    "PennyLane": Library(
+        "quantum computing", ["pennylane==0.44.1", "pytest-mock", "pytest-rng", "flaky", "matplotlib"],
+        [
+            "tests/test_grad.py", "tests/test_autograd_grad.py", "tests/test_classical_gradients.py",
+            "tests/numpy", "tests/gradients", "tests/optimize",
+        ],
+        options=["-o", "filterwarnings=", "-m", "autograd or core"], shims=["adjoint_in_pennylane"],
     ),
     "qoc": Library("quantum control", ["h5py", "matplotlib", "filelock", "qutip"], ["tests"]),
     "machine_learning_refined": Library(

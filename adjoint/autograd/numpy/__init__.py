@@ -1,5 +1,7 @@
 """``autograd.numpy``: ``adjoint.numpy``, and ``make_diagonal``."""
 
+import sys
+import types
 from typing import Any
 
 from numpy import __version__ as __version__
@@ -15,6 +17,11 @@ _own = {"fft": fft, "linalg": linalg, "random": random, "where": where, **CONSTA
 globals().update({name: getattr(_namespace, name) for name in dir(_namespace)} | _own)
 
 
-def __getattr__(name: str) -> Any:
-    """Return a submodule of NumPy, which is imported at its first use."""
-    return getattr(_namespace, name)
+class _Namespace(types.ModuleType):
+    """The type of this module.  Programs copy its functions, of which ``__getattr__`` must not be one."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_namespace, name)  # a submodule of NumPy, which is imported at its first use
+
+
+sys.modules[__name__].__class__ = _Namespace
