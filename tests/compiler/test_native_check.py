@@ -332,3 +332,30 @@ def test_reads_that_native_code_compares_by_itself(name: str) -> None:
     run_text(change, space)
     assert not ready(compiled, (x,))
     assert compiled(x).tolist() == space["f"](x).tolist()
+
+
+def test_constants_in_another_memory_order_do_not_leave_the_fast_path() -> None:
+    """The directions of a Jacobian are rows and columns of one array."""
+
+    def f(x):
+        return ad.jacobian(lambda v: ad.stack([v[0] * v[1], ad.sin(v[1]) * v[2]]))(x)
+
+    compiled, x = ad.compile(f, backend="native"), ad.tensor([1.0, 2.0, 3.0])
+    for _ in range(5):
+        np.testing.assert_allclose(compiled(x).numpy(), f(x).numpy(), 1e-14)
+    assert compiled._variants[0].watch.calls == 3  # all but the first two: a trace, and a check in full
+    assert compiled._variants[0].native.scattered == []
+
+
+def test_inputs_in_another_memory_order_are_copied() -> None:
+    a = np.arange(6.0).reshape(2, 3).T
+    compiled, x = ad.compile(lambda x: x * a, backend="native"), ad.tensor(np.ones((3, 2)))
+    for k in range(5):
+        a[0, 1] = k
+        assert compiled(x).tolist() == (x * a).tolist()
+
+
+def test_constant_tuples_are_not_guarded() -> None:
+    compiled = ad.compile(lambda x: (x * 2.0).sum(axis=(0, 1)))
+    compiled(ad.ones((2, 2)))
+    assert len(compiled.stats()["programs"][0]["guards"]) == 2  # the code, and 0 tensors

@@ -248,7 +248,8 @@ class Notes:
 
     def _all(self, x: Any) -> None:
         """Note all elements of a container."""
-        if id(x) in self.local or isinstance(x, DICT_VIEWS):
+        constant = type(x) is tuple and id(x) not in self.nodes and all(map(is_inert, x))
+        if constant or id(x) in self.local or isinstance(x, DICT_VIEWS):
             return
         elements = elements_of(x)
         self.note(x, "all", None, elements)

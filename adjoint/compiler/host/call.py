@@ -16,6 +16,7 @@ from adjoint.compiler.host.calls import contiguous
 from adjoint.compiler.host.entry import Cell
 from adjoint.compiler.program.inputs import (
     ArgumentSource,
+    ArraySource,
     CellSource,
     DrawSource,
     NumbersSource,
@@ -261,7 +262,8 @@ class NativeCall:
         owners = []
         for k, s in enumerate(program.sources):
             if s.entered and not s.value.weak:
-                owners.append(s.owner)
+                constant = isinstance(s, ArraySource) and not s.is_outside()
+                owners.append(contiguous(s.owner) if constant else s.owner)
             elif isinstance(s, CellSource) and reuses is not None and k in reuses.values():
                 container, key = s.owner
                 if not any(p is container for p in self.passed):

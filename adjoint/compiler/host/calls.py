@@ -110,7 +110,8 @@ def _cells(flat: list[int]) -> list[tuple[Any, int]]:
 def contiguous(a: Any) -> Any:
     """Return the array ``a`` itself if it is contiguous and aligned, otherwise a contiguous copy."""
     a = np.asarray(a)  # ``a`` may be a Python number
-    return a if a.flags.c_contiguous and a.flags.aligned else np.array(a, order="C")
+    flags = a.flags
+    return a if flags.c_contiguous and flags.aligned else a.copy()
 
 
 def strided(base: Any, v: View) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import operator
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -193,6 +192,7 @@ class Native(Schedule):
         self.split = split(program)
         self.program = program if self.split is None else self.split.program
         self.lock = held_across_fork(threading.RLock())
+        self.scattered: list[int] = []  # inputs that were not contiguous in a call
         self.running = False  # whether ``_run`` is running the program step by step
         units.prepare()
         self.lowered = Lowered(self.program)
@@ -256,14 +256,22 @@ class Native(Schedule):
             if self.calls and any(e.words[Head.BUSY] for e in self.entries):
                 return self.replayed(*given)  # called by what the program calls
             if self.entry is not None:
-                found = self.entry.call(*given)
-                if found is NotImplemented:  # an input is not contiguous, such as a broadcast gradient
-                    copied = [contiguous(g) if type(g) is np.ndarray else g for g in given]
-                    if any(map(operator.is_not, copied, given)):
-                        found = self.entry.call(*copied)
+                found = self._call_entry(self.entry, [*given])
                 if found is not NotImplemented:
                     return found if self.in_order else tuple(map(found.__getitem__, self.order))
             return self._run(given)
+
+    def _call_entry(self, entry: Entry, given: list[Any]) -> Any:
+        """Call the native entry; inputs that are not contiguous, such as broadcast gradients, are copied."""
+        for k in self.scattered:
+            given[k] = contiguous(given[k])
+        found = entry.call(*given)
+        if found is NotImplemented:
+            places = [k for k, g in enumerate(given) if type(g) is np.ndarray and contiguous(g) is not g]
+            if places:
+                self.scattered += places
+                return self._call_entry(entry, given)
+        return found
 
     def _run(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """Run the program step by step from Python; return the outputs.  Used without a native entry."""
