@@ -19,7 +19,7 @@ from adjoint.targets.loop import loop_kernel
 from adjoint.targets.matrix import matrix_kernel
 from adjoint.targets.move import collect, place_kernels, scatter_kernels
 from adjoint.targets.order import order_kernels
-from adjoint.targets.product import product_kernel
+from adjoint.targets.product import product_kernels
 from adjoint.targets.repeat import Repeat
 
 __all__ = ["DevicePlan"]
@@ -76,20 +76,21 @@ class DevicePlan(Groups):
         if g.kind == "loop":
             return [loop_kernel(d, g, stored, whole=self.apart)]
         if g.kind in PRODUCTS or g.kind == "conv_weight":
-            return [product_kernel(d, g, stored)]
+            return self._sharing(index, *product_kernels(d, g, stored))
         if g.kind == "matrix":
             return [matrix_kernel(d, g)]
         if g.kind == "repeat":
             return [self._loop(node, g.nodes[1:])]
         if g.kind == "scatter":
-            kernels, space = scatter_kernels(d, self.graph, g)
-            self.workspaces.append((index, -(-space // 64) * 64, kernels))
-            return list(kernels)
+            return self._sharing(index, *scatter_kernels(d, self.graph, g))
         if g.kind == "order":
-            kernels, space, _ = order_kernels(d, g, node.args[0], node.shape[-1], node)
-            self.workspaces.append((index, -(-space // 64) * 64, kernels))
-            return list(kernels)
+            return self._sharing(index, *order_kernels(d, g, node.args[0], node.shape[-1], node)[:2])
         return list(place_kernels(d, self.graph, node, self.memory.pieces_in_place(node)))
+
+    def _sharing(self, index: int, kernels: list[Launch], space: int) -> list[Launch]:
+        """Reserve temporary memory of ``space`` bytes for the kernels of a group; return them."""
+        self.workspaces.append((index, -(-space // 64) * 64, kernels))
+        return kernels
 
     def _loop(self, node: Primitive, outs: Sequence[Primitive]) -> Any:
         """Return a loop: one kernel if its iterations are small."""
