@@ -20,7 +20,7 @@ from adjoint.inspect.page import graph_page
 from adjoint.inspect.profiling import write_text
 from adjoint.inspect.watch import Watch
 from adjoint.nn.module import Module
-from adjoint.words import a
+from adjoint.words import a, count
 
 __all__ = ["Drawing", "draw"]
 
@@ -118,7 +118,7 @@ class Drawing:
         return self.text()
 
     def __repr__(self) -> str:
-        return f"<Drawing of {self.title}, {self.graph.ops()} ops>"
+        return f"<Drawing of {self.title}, {count(self.graph.ops(), 'op')}>"
 
     def _repr_svg_(self) -> str:
         return self.svg()

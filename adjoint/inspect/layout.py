@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from adjoint.inspect.graph import Graph
+from adjoint.words import count
 
 __all__ = ["Picture", "PlacedBox", "laid_out"]
 
@@ -106,7 +107,7 @@ def _box(graph: Graph, v: int) -> PlacedBox:
     if v < 0:
         group = graph.groups[-1 - v]
         name = " ".join(filter(None, (group.name, group.kind)))
-        lines = [(name, f"×{group.times}" if group.times else f"{_count(graph, -1 - v):,} ops")]
+        lines = [(name, f"×{group.times}" if group.times else count(_count(graph, -1 - v), "op"))]
     else:
         box = graph.boxes[v]
         leaves = [graph.boxes[p] for p in box.parents if graph.boxes[p].leaf]

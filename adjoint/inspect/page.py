@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from adjoint.inspect.graph import Graph
+from adjoint.words import count
 
 __all__ = ["columns", "graph_page", "page", "short_number"]
 
@@ -104,7 +105,7 @@ def graph_page(graph: Graph, title: str) -> str:
     """Return a page that shows only the graph."""
     data = {
         "title": title,
-        "facts": f"{graph.ops():,} ops",
+        "facts": count(graph.ops(), "op"),
         "says": [],
         "graph": columns(graph, "click a blue box to open it, a heading to fold it"),
     }

@@ -23,7 +23,7 @@ from adjoint.inspect.sentences import sentences
 from adjoint.inspect.watch import Place
 from adjoint.interop.notebook import display, in_notebook, page_html
 from adjoint.train.trainer import Trainer
-from adjoint.words import a
+from adjoint.words import a, count
 
 __all__ = ["report"]
 
@@ -109,12 +109,12 @@ def _of_history(trainer: Trainer) -> Recorder:
 def report_data(recorder: Recorder, title: str) -> dict[str, Any]:
     """Return the recorded data as a dictionary of plain values, for the scripts of the page."""
     captured = recorder.captured
-    facts = [f"{recorder.parameters:,} parameters"] if recorder.parameters else []
+    facts = [count(recorder.parameters, "parameter")] if recorder.parameters else []
     steps, numbers = curves(recorder)
     if steps:
-        facts.append(f"{steps[-1]:,} steps")
+        facts.append(count(steps[-1], "step"))
     if captured is not None and captured.graph.boxes:
-        facts.append(f"{captured.graph.ops():,} ops in the graph")
+        facts.append(f"{count(captured.graph.ops(), 'op')} in the graph")
     drawn, scores = extremes(list(numbers.values())), _scores(recorder)
     data: dict[str, Any] = {
         "title": title,
@@ -193,22 +193,22 @@ def _by_parameter(recorder: Recorder) -> dict[str, Any]:
 
     The keys are "gradients", "ratios" and "spread".
     """
-    count = len(recorder.names)
-    every = _stride(len(recorder.steps), count) if recorder.gradients else 1
+    many = len(recorder.names)
+    every = _stride(len(recorder.steps), many) if recorder.gradients else 1
     steps = recorder.steps[::every] if recorder.gradients else []
     grads, ratios = recorder.gradients[::every], recorder.ratios[::every]
     found: dict[str, Any] = {
         "gradients": {
             "step": steps,
-            "rows": [[short_number(row[i], 3) for row in grads] for i in range(count)],
+            "rows": [[short_number(row[i], 3) for row in grads] for i in range(many)],
         },
         "ratios": {
             "step": steps,
-            "rows": [[short_number(row[i], 3) for row in ratios] for i in range(count)],
+            "rows": [[short_number(row[i], 3) for row in ratios] for i in range(many)],
             "quantiles": [_spread_of(row) for row in ratios],
         },
     }
-    wide = 2 * len(QUANTILES) * count
+    wide = 2 * len(QUANTILES) * many
     spread = recorder.spread[:: _stride(len(recorder.spread), wide)]
     found["spread"] = {"step": [s[0] for s in spread]}
     for name, each, total in (
@@ -217,7 +217,7 @@ def _by_parameter(recorder: Recorder) -> dict[str, Any]:
     ):
         found["spread"][name] = {
             "all": [_short(q) for q in total],
-            "each": [[_short(row[i]) for row in each] for i in range(count)],
+            "each": [[_short(row[i]) for row in each] for i in range(many)],
         }
     return found
 
@@ -235,7 +235,7 @@ def _windows(recorder: Recorder) -> dict[str, Any]:
     entries = recorder.windows
     clipped, skipped = sum(w[4] for w in entries), sum(w[5] for w in entries)
     typical = statistics.median(w[1] for w in entries) if entries else 0
-    note = f"{len(entries):,} windows of {typical:g} micro-batches; a bar is the weight of a window"
+    note = f"{count(len(entries), 'window')} of {typical:g} micro-batches; a bar is the weight of a window"
     note += f"; {clipped:,} clipped" if clipped else ""
     note += f"; {skipped:,} with skipped micro-batches" if skipped else ""
     group = max(1, -(-len(entries) // COLUMNS))

@@ -39,20 +39,22 @@ def _loss(recorder: Recorder) -> list[Sentence]:
     found: list[Sentence] = []
     bad = sum(not math.isfinite(v) for v in losses)
     if bad:
-        found.append(("bad", f"The loss was not finite in {bad} of {len(losses)} steps.", ""))
+        found.append(("bad", f"The loss was not finite in {bad:,} of {count(len(losses), 'step')}.", ""))
     losses = [v for v in losses if math.isfinite(v)]
     if losses:
         few = max(1, min(5, len(losses) // 4))
         a, b = (math.fsum(v / few for v in part) for part in (losses[:few], losses[-few:]))
-        count = f"{steps[-1]:,} steps"
-        if f"{a:.3g}" == f"{b:.3g}":
-            found.append(("warn", f"The loss is {b:.3g} after {count}, as at the start.", ""))
+        after = count(steps[-1], "step")
+        if len(losses) == 1:
+            found.append(("note", f"The loss is {b:.3g} after {after}.", ""))
+        elif f"{a:.3g}" == f"{b:.3g}":
+            found.append(("warn", f"The loss is {b:.3g} after {after}, as at the start.", ""))
         elif b < a:
             level = "good" if b < 0.5 * a or b <= 0 else "note" if b < 0.95 * a else "warn"
             only = " only" if level == "warn" else ""
-            found.append((level, f"The loss fell{only} from {a:.3g} to {b:.3g} in {count}.", ""))
+            found.append((level, f"The loss fell{only} from {a:.3g} to {b:.3g} in {after}.", ""))
         else:
-            found.append(("bad", f"The loss rose from {a:.3g} to {b:.3g} in {count}.", ""))
+            found.append(("bad", f"The loss rose from {a:.3g} to {b:.3g} in {after}.", ""))
     return found + _validation([logs for _, logs in recorder.epochs])
 
 
@@ -63,7 +65,9 @@ def _validation(epochs: Sequence[Mapping[str, float]]) -> list[Sentence]:
     found: list[Sentence] = []
     if len(finite) < len(scored):
         bad = len(scored) - len(finite)
-        found.append(("bad", f"The validation loss was not finite in {bad} of {len(scored)} epochs.", ""))
+        found.append(
+            ("bad", f"The validation loss was not finite in {bad} of {count(len(scored), 'epoch')}.", "")
+        )
     if not finite:
         return found
     best = min(range(len(finite)), key=lambda k: finite[k][1]["val_loss"])
@@ -102,8 +106,8 @@ def _clipping(recorder: Recorder) -> list[Sentence]:
     if recorder.clip is not None and norms:
         clipped = sum(n > recorder.clip for n in norms)
         often = clipped > 0.5 * len(norms)
-        text = f"{clipped:,} of {len(norms):,} steps were clipped at {recorder.clip:g}."
-        text = f"No step was clipped at {recorder.clip:g}." if not clipped else text
+        who = f"{clipped:,} of {count(len(norms), 'step')}" if clipped else "No step"
+        text = f"{who} {'were' if clipped > 1 else 'was'} clipped at {recorder.clip:g}."
         found.append(("warn" if often else "note", text, ""))
     skipped = sum(w[5] for w in recorder.windows)
     if skipped:
@@ -114,18 +118,22 @@ def _clipping(recorder: Recorder) -> list[Sentence]:
 def _gradients(recorder: Recorder, explained: bool) -> list[Sentence]:
     if not recorder.gradients:
         return []
-    late = recorder.gradients[len(recorder.gradients) // 2 :]
-    typical = {
-        name: statistics.median(row[i] if math.isfinite(row[i]) else 0.0 for row in late)
-        for i, name in enumerate(recorder.names)
-    }
+    rows, names = recorder.gradients, recorder.names
+    late = rows[len(rows) // 2 :]
+    finite = {name: [row[i] for row in late if math.isfinite(row[i])] for i, name in enumerate(names)}
+    typical = {name: statistics.median(values) for name, values in finite.items() if values}
     found: list[Sentence] = []
+    bad = [i for i in range(len(names)) if any(not math.isfinite(row[i]) for row in rows)]
     none = [name for name, v in typical.items() if v == 0]
     some = {name: v for name, v in typical.items() if v > 0}
+    if bad:
+        often = sum(any(not math.isfinite(row[i]) for i in bad) for row in rows)
+        steps = f"{often:,} of {count(len(rows), 'step')}"
+        text = f"The gradient of {_first([names[i] for i in bad])} was not finite in {steps}."
+        found.append(("bad", text, ""))
     if none and not explained:
-        shown = ", ".join(none[:3]) + (f" and {len(none) - 3} others" if len(none) > 3 else "")
-        found.append(("bad", f"No gradient reaches {shown}.", ""))
-    elif not none:
+        found.append(("bad", f"No gradient reaches {_first(none)}.", ""))
+    elif not none and not bad:
         of = "the only parameter" if len(typical) == 1 else f"all {len(typical):,} parameters"
         found.append(("good", f"A gradient reaches {of}.", ""))
     if len(some) > 1:
@@ -135,13 +143,18 @@ def _gradients(recorder: Recorder, explained: bool) -> list[Sentence]:
         text = f"The largest gradient, of {high}, is {factor:,.0f} times the smallest, of {low}."
         found.append(("warn" if factor > 1e4 else "note", text, ""))
     ratios = [r for row in recorder.ratios[len(recorder.ratios) // 2 :] for r in row if r is not None]
-    if ratios:
+    if ratios := [r for r in ratios if math.isfinite(r)]:
         middle = statistics.median(ratios)
         usual = 1e-5 < middle < 3e-2
         text = f"A typical update changes a weight by {middle:.2g} of its size"
         text += "." if usual else "; about 0.001 is usual."
         found.append(("note" if usual else "warn", text, ""))
     return found
+
+
+def _first(names: Sequence[str]) -> str:
+    """Return the first three names, and the number of the others."""
+    return ", ".join(names[:3]) + (f" and {count(len(names) - 3, 'other')}" if len(names) > 3 else "")
 
 
 def _time(recorder: Recorder, captured: Captured) -> list[Sentence]:

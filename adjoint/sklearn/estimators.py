@@ -19,6 +19,7 @@ from adjoint.errors import ArgumentError, MissingExtraError
 from adjoint.nn import functional
 from adjoint.nn.module import Module
 from adjoint.train.callbacks import Callback
+from adjoint.words import count
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -454,7 +455,7 @@ class _Best(Callback):
         else:
             self.waited += 1
         if self.waited >= self.patience:
-            trainer.stop(f"val_loss has not improved for {self.waited} epochs")
+            trainer.stop(f"val_loss has not improved for {count(self.waited, 'epoch')}")
 
     def restore(self, net: Module) -> None:
         """Copy the best weights into a network."""

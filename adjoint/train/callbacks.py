@@ -17,6 +17,7 @@ from adjoint.errors import ArgumentError, FileError, NonFiniteError
 from adjoint.grads.norm import global_norm
 from adjoint.nn.module import Module
 from adjoint.train.checkpoint import Checkpoints, sign_of
+from adjoint.words import count
 
 if TYPE_CHECKING:
     from adjoint.train.trainer import Trainer
@@ -201,7 +202,7 @@ class EarlyStopping(_Monitor):
 
     def _stop_if_due(self, trainer: Trainer) -> None:
         if self.waited >= self.patience:
-            trainer.stop(f"{self.monitor} has not improved for {self.waited} epochs")
+            trainer.stop(f"{self.monitor} has not improved for {count(self.waited, 'epoch')}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return a dictionary with the best value and the number of epochs since then, ``"waited"``."""

@@ -20,6 +20,7 @@ from adjoint.core.tensor import Tensor
 from adjoint.distributed.order import share
 from adjoint.errors import ArgumentError, InputError, ShapeError, WorkerError
 from adjoint.tracebacks import door
+from adjoint.words import count
 
 if TYPE_CHECKING:
     from adjoint.distributed.group import Group
@@ -256,7 +257,7 @@ class DataLoader:
         self._before: _Ahead | None = None  # the thread of the last loop; it may still be reading data
 
     def __repr__(self) -> str:
-        size = f"{self._count()} samples" if self.sized else "an iterable"
+        size = count(self._count(), "sample") if self.sized else "an iterable"
         return f"DataLoader({size}, batch_size={self.batch_size}, shuffle={self.shuffle}, seed={self.seed})"
 
     def __len__(self) -> int:

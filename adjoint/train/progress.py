@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from adjoint.errors import MissingExtraError
 from adjoint.interop.notebook import display, in_notebook, text_html
+from adjoint.words import count
 
 __all__ = ["Progress", "Show", "length_of", "numbers_line"]
 
@@ -88,7 +89,7 @@ class _Notebook(_Lines):
     def update(self, epoch: str, done: int, numbers: str) -> None:
         now = time.perf_counter()
         began, first = self._began = self._began or (now, done)
-        text = f"{epoch}  {done} steps  {numbers}"
+        text = f"{epoch}  {count(done, 'step')}  {numbers}"
         if self._total:
             full = CELLS * min(done, self._total) // self._total
             left = (now - began) / (done - first) * (self._total - done) if done > first else 0.0

@@ -49,6 +49,7 @@ from adjoint.train.signals import stopping_on_interrupt
 from adjoint.train.snapshot import undone_on_error
 from adjoint.train.steps import made_step
 from adjoint.train.weighing import Averages, loss_of, unit_of
+from adjoint.words import count
 
 if TYPE_CHECKING:
     from adjoint.distributed.group import Group
@@ -194,12 +195,12 @@ class Trainer:
         self._began: tuple[Any, int] = ({}, 0)  # the loader's state and the step at the start of the epoch
 
     def __repr__(self) -> str:
-        done = f"{self.epoch} epochs, {self.step} steps"
+        done = f"{count(self.epoch, 'epoch')}, {count(self.step, 'step')}"
         return f"Trainer({type(self.model).__name__}, {self.optimizer!r}; {done})"
 
     def _repr_html_(self) -> str:
         parts = (
-            f"<div><b>Trainer</b> after {self.epoch} epochs, {self.step} steps</div>",
+            f"<div><b>Trainer</b> after {count(self.epoch, 'epoch')}, {count(self.step, 'step')}</div>",
             module_html(self.model),
         )
         shown = optimizer_html(self.optimizer) if isinstance(self.optimizer, Optimizer) else ""

@@ -113,6 +113,35 @@ def test_a_warning_about_the_loss_says_why(last, level, text):
     assert sentences(recorder) == [(level, text, "")]
 
 
+def texts(steps, losses, gradients, ratios):
+    recorder = ad.inspect.Recorder()
+    recorder.steps, recorder.numbers = steps, {"loss": losses, "grad_norm": losses}
+    recorder.names, recorder.gradients, recorder.ratios, recorder.clip = ["w", "b"], gradients, ratios, 0.5
+    return [text for _, text, _ in sentences(recorder)]
+
+
+def test_gradients_that_are_not_finite_are_not_said_to_be_missing():
+    nan, inf = float("nan"), float("inf")
+    assert texts([1, 2], [nan, inf], [[nan, inf], [inf, 2.0]], [[nan, None], [inf, nan]]) == [
+        "The loss was not finite in 2 of 2 steps.",
+        "1 of 2 steps was clipped at 0.5.",
+        "The gradient of w, b was not finite in 2 of 2 steps.",
+    ]
+    assert texts([1, 2], [3.0, 1.0], [[0.0, 1.0], [0.0, nan]], [[0.001, 0.1], [nan, 0.001]])[-3:] == [
+        "The gradient of b was not finite in 1 of 2 steps.",
+        "No gradient reaches w.",
+        "A typical update changes a weight by 0.001 of its size.",
+    ]
+
+
+def test_one_step_is_not_compared_and_is_singular():
+    assert texts([1], [2.0], [[1.0, 1.0]], []) == [
+        "The loss is 2 after 1 step.",
+        "1 of 1 step was clipped at 0.5.",
+        "A gradient reaches all 2 parameters.",
+    ]
+
+
 def test_overfitting_is_seen():
     level, text, _ = validated([2, 1, 0.6, 0.3, 0.1, 0.05], [2, 1.1, 0.9, 1.0, 1.2, 1.3])
     assert level == "warn" and text == (

@@ -141,7 +141,7 @@ def test_a_bar_without_known_steps_and_of_a_resumed_run(monkeypatch):
     bar.epoch(0, 0)
     bar.step({"loss": 0.5}, 8.0, "samples")
     bar.result(1, {"loss": 0.5})
-    assert shown[-1].startswith("epoch 1/2  1 steps  loss 0.5  ")
+    assert shown[-1].startswith("epoch 1/2  1 step  loss 0.5  ")
     bar = progress.Progress(10, 4)
     bar.epoch(2, 5)
     assert shown[-1] == "epoch 3/4  " + "█" * 15 + "░" * 9 + "  25/40  "

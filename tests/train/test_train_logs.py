@@ -282,7 +282,7 @@ def test_the_bar_says_why_training_ended(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "interrupted after step 3" in text and "resume" not in text
     stopping = train.EarlyStopping("loss", patience=1, delta=1e9)
     text = shown(monkeypatch, Terminal(), callbacks=[stopping], directory=tmp_path / "early")
-    assert "loss has not improved for 1 epochs after step 10" in text and "resume" not in text
+    assert "loss has not improved for 1 epoch after step 10" in text and "resume" not in text
     assert shown(monkeypatch, io.StringIO(), callbacks=[CtrlC()]) == "interrupted after step 3\n"
 
 
