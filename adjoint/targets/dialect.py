@@ -41,10 +41,12 @@ class OpenCL:
     joins = True  # whether a kernel may have the texts of others
     barrier = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);"
 
-    def __init__(self, order: str = "plain", barriers: bool = True) -> None:
+    def __init__(self, order: str = "plain", barriers: bool = True, float64: bool = True) -> None:
         local, group = ORDERS[order]
+        self.float64 = float64
         self.head = (
-            "#pragma OPENCL EXTENSION cl_khr_fp64: enable\n#pragma OPENCL FP_CONTRACT OFF\n"
+            f"#pragma OPENCL EXTENSION cl_khr_fp64: {'enable' if float64 else 'disable'}\n"
+            "#pragma OPENCL FP_CONTRACT OFF\n"
             f"#define LID(k) ((int)({local}))\n#define WID(k) ((int)({group}))\n"
             "#define GID(k) (WID(k) * (int)get_local_size(k) + LID(k))\n"
         )
@@ -53,7 +55,7 @@ class OpenCL:
 
     def writer(self) -> CWriter:
         """Return a writer for a new kernel."""
-        return CWriter()
+        return CWriter(self.float64)
 
     def index(self, name: str, text: str) -> str:
         """Return the definition of an index."""

@@ -77,7 +77,7 @@ class OpenCLDevice(Device):
         super().__init__()
         self.cl = cl = _library()
         self.info = _info(index, device)
-        self.dialect = OpenCL(order, barriers)
+        self.dialect = OpenCL(order, barriers, self.info.float64)
         self.context = cl.Context([device])
         self.queue = cl.CommandQueue(self.context)
         weakref.finalize(self, _finish, self.queue, self.process)

@@ -50,7 +50,6 @@ class WgslWriter(CWriter):
     """The text of one kernel in WGSL, while it is generated."""
 
     machine = CWriter.machine._replace(fma=False)  # WGSL may round a fused product twice
-    float64 = False
 
     def let(self, text: str, element: str) -> Value:
         """Add a line that assigns the expression ``text`` to a new constant; return the constant."""
@@ -226,7 +225,7 @@ class Wgsl(OpenCL):
 
     def writer(self) -> WgslWriter:
         """Return a writer for a new kernel."""
-        return WgslWriter()
+        return WgslWriter(False)
 
     def index(self, name: str, text: str) -> str:
         """Return the definition of an index."""

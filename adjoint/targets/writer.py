@@ -37,7 +37,8 @@ class CWriter(Arithmetic):
 
     machine = _SCALAR
 
-    def __init__(self) -> None:
+    def __init__(self, float64: bool = True) -> None:
+        self.float64 = float64
         self.lines: list[str] = []
         self.tables: dict[str, str] = {}  # constant lists, by name
         self._count = 0

@@ -27,11 +27,14 @@ from device_cases import (
     soaked,
     sorted_rows,
 )
-from opencl import on_opencl
+from opencl import cl, on_opencl
 from random_steps import Plan, assert_close, run_beside
 
 import adjoint as ad
+from adjoint import targets
 from adjoint.errors import DeviceError
+from adjoint.targets.dialect import OpenCL
+from adjoint.targets.opencl import OpenCLDevice
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -52,6 +55,21 @@ def test_derivatives(case: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_functions_of_a_dtype(dtype: str) -> None:
     agrees(on_opencl, everything, operands(dtype), 32)
+
+
+def test_a_device_without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels have no float64, also in functions and small solves, and neither have numbers."""
+    device = OpenCLDevice(0, cl.get_platforms()[0].get_devices()[0])
+    device.info, device.dialect = device.info._replace(float64=False), OpenCL(float64=False)
+    monkeypatch.setitem(targets._opened, "opencl:0", device)
+    x, y, m = operands("f4")
+
+    def f(x: Any, y: Any, m: Any, r: float) -> list[Any]:
+        return [v * (1 - r) if v.dtype == np.float32 else v for v in everything(x, y, m)]
+
+    for r in (0.5, 0.999):
+        agrees(on_opencl, f, (x, y, m, r), 32)
+    assert device.programs and not any("double" in text for text in device.programs)
 
 
 @pytest.mark.parametrize(("dtype", "n"), [("f4", 600), ("u1", 9), ("?", 300), ("i8", 256)])
