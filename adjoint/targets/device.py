@@ -148,7 +148,8 @@ class Device:
 
     def alloc(self, size: int) -> Memory:
         """Return memory of at least ``size`` bytes; if there is none, free what is not used and try again."""
-        size = -(-max(size, 1) // _LINE) * _LINE
+        step = max(_LINE, (1 << size.bit_length()) >> 4)  # so that values of similar sizes can use it
+        size = -(-max(size, 1) // step) * step
         free = self.pool.get(size)
         if free:
             return Memory(self.pool, free.pop(), size)

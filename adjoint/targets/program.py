@@ -89,7 +89,7 @@ class DeviceProgram:
                 )
 
     def _check_dtypes(self, outputs: Sequence[View]) -> None:
-        """Raise DeviceError if the device does not have a dtype of the program."""
+        """Raise DeviceError if the device does not have a dtype of the program, or for too large arrays."""
         nodes = reachable([*outputs, *self.lowered.graph.checks])
         for n in sorted(nodes, key=lambda n: n.op != "source"):
             reason = self.device.refuses(n.dtype)
@@ -98,6 +98,11 @@ class DeviceProgram:
                 raise DeviceError(
                     f"{self.name} {what} in {n.dtype}, but {self.device.info.name} {reason}.\n"
                     "  Use float32 (such as model.astype(np.float32)), or another device."
+                )
+            if n.size >= 1 << 31:
+                raise DeviceError(
+                    f"{self.name} computes {n.origin or n.op} with {n.size:,} elements, but kernels of "
+                    'devices count elements in 32 bits.\n  Split the array, or compile with device="cpu".'
                 )
 
     def explain(self) -> str:

@@ -301,6 +301,15 @@ def test_leaks() -> None:
     assert DEVICE.counts["allocated"] == before
 
 
+def test_values_of_other_sizes_use_the_same_memory() -> None:
+    f = on_opencl(lambda x: x * 2, limit=20)
+    f(np.ones(9000))
+    before = DEVICE.counts["allocated"]
+    for n in range(8500, 9000, 50):
+        assert f(np.ones(n)).sum() == 2 * n
+    assert DEVICE.counts["allocated"] - before <= 10 * 1000  # without the values
+
+
 # Errors ---------------------------------------------------------------------------------------------------
 
 
@@ -317,6 +326,12 @@ def test_an_op_without_a_native_form_is_named_before_anything_is_written() -> No
     text = str(error.value)
     assert "test_values.py" in text and "digamma cannot run on opencl:0" in text and 'device="cpu"' in text
     assert w.tolist() == [1.0, 2.0]
+
+
+def test_arrays_with_too_many_elements() -> None:
+    f = on_opencl(lambda x: (x[:, None] + x).sum())
+    with pytest.raises(DeviceError, match="computes add with 2,147,488,281 elements, but kernels of devices"):
+        f(ad.ones(46341))
 
 
 @pytest.mark.parametrize("name", ["quantum", "opencl:x", "opencl:99"])
