@@ -1,11 +1,11 @@
-"""Base classes by which a trace recognises modules, optimisers and parameter groups.
+"""Base classes by which a trace recognises modules, optimisers, parameter groups and sparse matrices.
 
 The classes themselves are defined in packages that a trace cannot import.
 """
 
 from typing import Any
 
-__all__ = ["GroupRole", "ModuleRole", "OptimizerRole"]
+__all__ = ["GroupRole", "MatrixRole", "ModuleRole", "OptimizerRole"]
 
 
 class ModuleRole:
@@ -25,3 +25,9 @@ class GroupRole:
 
     __slots__ = ()
     hyper: dict[str, Any]
+
+
+class MatrixRole:
+    """Base class of ``SparseArray``."""
+
+    __slots__ = ()

@@ -179,7 +179,7 @@ class _Collector:
             elif kind == "argument":
                 value, at = self._given(ArgumentSource, leaves[at]), -1
             elif isinstance(at, Tensor):
-                value, at = self._given(TensorSource, at), -1
+                value, at = self._after(at), -1
             else:
                 if at is not None:
                     self.problems.append(f"{path}: the function returns {at!r}, which is no array")
@@ -190,6 +190,11 @@ class _Collector:
             self.made.results.append(Item(name, np.dtype(value.dtype), tuple(value.shape), at))
         for items in (self.made.arguments, self.made.results):
             _rename(items)
+
+    def _after(self, t: Any) -> Any:
+        """Return the symbol of a tensor after a call, which may write into it."""
+        writes = [w for w in self.made.program.writes if isinstance(w, DataWrite) and w.owner is t]
+        return writes[-1].values[0] if writes else self._given(TensorSource, t)
 
     def _given(self, kind: type, owner: Any) -> Any:
         """Return the symbol of the source of an argument or a tensor; a tensor may need a new source."""

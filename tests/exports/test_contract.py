@@ -293,6 +293,33 @@ def test_results_and_arguments_that_pass_through(tmp_path: Path) -> None:
     assert [o.tolist() for o in out] == [[1.0, 2.0], [3.0, 4.0], [1.5, 2.0], [1.5, 2.0]]
 
 
+def test_results_that_are_tensors_of_the_state(tmp_path: Path) -> None:
+    """A tensor that a call changes and returns has its new value, as has a gradient that is added to."""
+    w = ad.tensor([1.0, 2.0], requires_grad=True)
+    total, p = ad.tensor([0.0, 0.0]), ad.tensor([1.0, 3.0], requires_grad=True)
+    w.grad = ad.tensor([0.0, 0.0])
+    optimizer = optim.SGD([p], lr=0.1, momentum=0.9)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        ((w * x) ** 2).sum().backward()
+        (p * x).sum().backward()
+        optimizer.step()
+        with ad.no_grad():
+            total.copy_(total + x)
+        return total, w.grad, p, p.grad, total[::-1]
+
+    x = np.array([1.0, 5.0])
+    made = ad.export(step, x, path=tmp_path)
+    c, compiled = linked(made), ad.compile(step, level="portable")
+    state = c.state()
+    for k in range(3):
+        found = [np.zeros(2) for _ in range(5)]
+        assert c.call(state, [x + k], found) == 0
+        wanted = [r.detach().numpy().tobytes() for r in compiled(x + k)]
+        assert [f.tobytes() for f in found] == wanted
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "model.py"
     file.write_text("import adjoint as ad\n\ndef loss(x, w):\n    return ad.tanh(x @ w).sum()\n")

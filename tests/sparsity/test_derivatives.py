@@ -330,6 +330,36 @@ def test_only_arrays_that_decide_the_pattern_are_compared() -> None:
     assert jacobian.stats()["traces"] == 2
 
 
+KEPT = ad.scipy.sparse.csr_array(np.triu(np.outer(X, X)))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: ad.jacobian(chain, sparse=True)(x).T @ chain(x),
+        lambda x: (ad.hessian(energy, sparse=True)(x).T.T @ x) * ad.hessian(energy, sparse=True)(x).nnz,
+        lambda x: KEPT.T @ x + KEPT.shape[0],
+        lambda x: ad.scipy.sparse.csr_array((x, (np.arange(8), np.arange(8)))).T @ x,
+        lambda x: (-ad.jacobian(chain, sparse=True)(x)).T.data.sum(),
+    ],
+)
+def test_properties_of_matrices_do_not_cause_traces(f: Any) -> None:
+    compiled = ad.compile(f)
+    for k in range(3):
+        np.testing.assert_allclose(compiled(X + k), np.asarray(f(ad.tensor(X + k))), rtol=1e-12)
+    assert compiled.stats()["traces"] == 1
+
+
+def test_matrices_that_a_compiled_function_reads_are_guarded() -> None:
+    matrix = ad.scipy.sparse.csr_array(np.triu(np.outer(X, X)))
+    compiled = ad.compile(lambda x: matrix.T @ x)
+    for _ in range(2):
+        np.testing.assert_allclose(compiled(X), matrix.toarray().T @ X, rtol=1e-12)
+        matrix.data = matrix.data * 2
+    matrix = ad.scipy.sparse.csr_array(np.eye(8))
+    np.testing.assert_array_equal(compiled(X), X)
+
+
 def test_the_program_is_used_again() -> None:
     runs = []
 

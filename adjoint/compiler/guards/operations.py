@@ -18,6 +18,7 @@ from adjoint.compiler.guards.places import is_foreign, is_own_class, own_functio
 from adjoint.compiler.guards.reads import MISSING, elements_of
 from adjoint.compiler.guards.values import BOUND, CONTAINERS, class_attribute, is_library, is_module
 from adjoint.compiler.program.symbols import Number, Symbolic
+from adjoint.core.roles import MatrixRole
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.core.user_code import LIBRARIES
 
@@ -137,6 +138,8 @@ class Operations(Notes):
             return self._of_super(o, name)
         if kind in PLAIN_CONTAINERS:
             return getattr(o, name)
+        if issubclass(kind, MatrixRole):
+            return self._of_matrix(o, kind, name)
         try:
             return self._of_object(o, kind, name)
         except AttributeError:
@@ -159,6 +162,16 @@ class Operations(Notes):
         if made is not None:
             self._static(cls, name, static)
         return made
+
+    def _of_matrix(self, o: Any, kind: type, name: str) -> Any:
+        """Return an attribute of a sparse matrix; properties, such as ``T``, make a new object each time."""
+        if id(o) not in self.nodes:  # the result of a derivative or an op
+            self.made(o)
+        if not isinstance(class_attribute(kind, name), property):
+            return self._of_object(o, kind, name)
+        for each in vars(o):
+            self._of_object(o, kind, each)
+        return getattr(o, name)
 
     def _of_super(self, o: Any, name: str) -> Any:
         classes = o.__self_class__.__mro__

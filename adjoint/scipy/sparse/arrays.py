@@ -11,6 +11,7 @@ from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
+from adjoint.core.roles import MatrixRole
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.values import varies
 from adjoint.errors import InputError, ShapeError
@@ -35,7 +36,7 @@ _INSTEAD = (
 )
 
 
-class SparseArray:
+class SparseArray(MatrixRole):
     """A sparse matrix: a tensor of its elements, and their rows and columns.
 
     Products with tensors, sums, multiples and solves have derivatives in the elements and in the tensors.
