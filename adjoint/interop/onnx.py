@@ -21,18 +21,13 @@ from adjoint.config import no_grad
 from adjoint.core.convert import array_of
 from adjoint.core.namespace import dyn
 from adjoint.core.tensor import Tensor
-from adjoint.errors import InputError, MissingExtraError
+from adjoint.errors import InputError
 from adjoint.hints import add_hints
 from adjoint.interop.onnx_dynamic import checked_axes, dynamic_model
 from adjoint.interop.onnx_import import load
+from adjoint.interop.onnx_library import helper, numpy_helper, onnx
 from adjoint.nn.module import Module
 from adjoint.storage.atomic import replace_file
-
-try:
-    import onnx
-    from onnx import helper, numpy_helper
-except ImportError as error:
-    raise MissingExtraError("ONNX files", "onnx", "onnx") from error
 
 __all__ = ["load", "save"]
 __dir__ = sorted(__all__).copy

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import helper, numpy_helper
 
 from adjoint.errors import InputError
+from adjoint.interop.onnx_library import helper, numpy_helper
 
 __all__ = ["Axes", "checked_axes", "dynamic_model"]
 

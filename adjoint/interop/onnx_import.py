@@ -15,17 +15,12 @@ from adjoint import words
 from adjoint.core.convert import asarray, tensor
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor
-from adjoint.errors import FileError, InputError, MissingExtraError
+from adjoint.errors import FileError, InputError
+from adjoint.interop.onnx_library import helper, numpy_helper, onnx
 from adjoint.nn import functional
 from adjoint.nn.module import Module
 from adjoint.ops import contraction, join, selection, shape
 from adjoint.storage.atomic import refuse_other_than_files
-
-try:
-    import onnx
-    from onnx import helper, numpy_helper
-except ImportError as error:
-    raise MissingExtraError("ONNX files", "onnx", "onnx") from error
 
 __all__ = ["OnnxModule", "load"]
 

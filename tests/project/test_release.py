@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -28,6 +30,30 @@ def test_messages_name_extras_that_exist():
         for several in re.findall(r"adjoint-ad\[([\w,-]+)\]", text):
             named |= set(several.split(","))
     assert named - extras - {"extra"} == set()
+
+
+WITHOUT_EXTRAS = """
+import importlib, pkgutil, sys
+for name in sys.argv[1:]:
+    sys.modules[name] = None  # importing it raises
+import adjoint
+for module in pkgutil.walk_packages(adjoint.__path__, "adjoint.", onerror=lambda name: None):
+    try:
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    except adjoint.errors.MissingExtraError:
+        print(module.name)
+"""
+LIBRARIES = """
+hypothesis joblib llvmlite matplotlib ml_dtypes mlflow mpi4py onnx pyopencl rich safetensors scipy sklearn tensorboard
+threadpoolctl wandb wgpu ziglang
+""".split()
+
+
+def test_every_module_is_imported_without_extras_or_says_which_one_is_missing():
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS, *LIBRARIES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.stderr and {"adjoint.interop.onnx", "adjoint.sklearn"} <= set(done.stdout.split())
 
 
 def test_the_distribution_has_our_name():
