@@ -238,6 +238,59 @@ def wave_of_jax(jax: Any) -> Loss:
     return loss
 
 
+def wave_by_fori(framework: Framework) -> Loss:
+    lib = framework.lib
+
+    def loss(start: Any, c: Any) -> Any:
+        step = wave_step(lib, c)
+        return (ad.fori_loop(0, STEPS, lambda k, s: step(s)[0], (start, start))[0] ** 2).sum()
+
+    return loss if framework.ours else wave(framework)
+
+
+def wave_by_fori_of_jax(jax: Any) -> Loss:
+    def loss(start: Any, c: Any) -> Any:
+        step = wave_step(jax.numpy, c)
+        # fori_loop has no reverse mode for a number of steps that is not known; scan is what users write
+        (last, _), _ = jax.lax.scan(lambda s, _: step(s), (start, start), None, length=STEPS)
+        return (last**2).sum()
+
+    return loss
+
+
+def wave_by_set(framework: Framework) -> Loss:
+    """The ends are fixed: only the inner points are set."""
+    lib = framework.lib
+
+    def inner(now: Any, before: Any, c: Any) -> Any:
+        bend = now[2:] - 2 * now[1:-1] + now[:-2]
+        return 2 * now[1:-1] - before[1:-1] + c[1:-1] * c[1:-1] * bend
+
+    def loss(start: Any, c: Any) -> Any:
+        if framework.ours:
+            step = lambda s, _: ((s[0].at[1:-1].set(inner(*s, c)), s[0]), None)
+            return (ad.scan(step, (start, start), None, length=STEPS)[0][0] ** 2).sum()
+        now = before = start
+        for _ in range(STEPS):
+            now, before = lib.cat([now[:1], inner(now, before, c), now[-1:]]), now
+        return (now * now).sum()
+
+    return loss
+
+
+def wave_by_set_of_jax(jax: Any) -> Loss:
+    def loss(start: Any, c: Any) -> Any:
+        def step(s: Any, _: Any) -> Any:
+            now, before = s
+            bend = now[2:] - 2 * now[1:-1] + now[:-2]
+            new = 2 * now[1:-1] - before[1:-1] + c[1:-1] * c[1:-1] * bend
+            return (now.at[1:-1].set(new), now), None
+
+        return (jax.lax.scan(step, (start, start), None, length=STEPS)[0][0] ** 2).sum()
+
+    return loss
+
+
 # A graph network ----------------------------------------------------------------------------------------
 
 NODES, EDGES = 2708, 10556
@@ -322,6 +375,10 @@ CASES = [
         deconvolution_of_jax,
     ),
     differentiated("wave equation by scan, 500 steps", wave, wave_arrays, 2, wave_of_jax),
+    differentiated(
+        "wave equation by fori_loop, 500 steps", wave_by_fori, wave_arrays, 2, wave_by_fori_of_jax
+    ),
+    differentiated("wave equation by at-set, 500 steps", wave_by_set, wave_arrays, 2, wave_by_set_of_jax),
     differentiated("GCN of 2,708 nodes, at-add", convolved, graph, 2, convolved_in_jax),
     program("Hessian of 10 numbers", small_hessian, small_hessian_of_jax, compared=1),
 ]  # fmt: skip

@@ -347,3 +347,23 @@ def test_a_tall_matrix_is_read_once(n: int, level: str) -> None:
         assert compiled.explain().count(" 50]") == (
             2 if n == 5000 else 3
         )  # the others add the sums of blocks
+
+
+def test_transposed_results_are_computed_in_their_own_order() -> None:
+    """Gradients of each sample by a linear layer are transposed outer products."""
+    r = np.random.default_rng(0)
+    x, y, w = r.normal(size=(5, 3)), r.normal(size=(5, 7)), r.normal(size=(7, 3))
+    per_sample = ad.vmap(ad.grad(lambda w, x, y: ((x @ w.T - y) ** 2).sum()), in_axes=(None, 0, 0))
+    turned = lambda x, y, w: (
+        ad.exp(x * 2.0).T,
+        ad.swapaxes(ad.tanh(y)[:, None] * x[..., None], 0, 2),
+        (w * w).T,
+    )
+    for f, given in ((per_sample, (w, x, y)), (turned, (x, y, w))):
+        compiled = ad.compile(f, backend="native")
+        for a, b in zip(ad.tree.leaves(compiled(*given)), ad.tree.leaves(f(*given)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+        assert "copy" not in compiled.explain()
+    shared = lambda x: (ad.exp(x).T, ad.exp(x) + 1.0, ad.exp(x))
+    for a, b in zip(ad.compile(shared, backend="native")(x), shared(x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)

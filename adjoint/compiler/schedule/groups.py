@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from adjoint.compiler.lower.graph import Dataflow, Primitive, View, is_stored
+from adjoint.compiler.lower.graph import Dataflow, Primitive, View, is_stored, row_major
 from adjoint.compiler.program.program import Program
 from adjoint.compiler.schedule.columns import sum_columns_in_rows
-from adjoint.compiler.schedule.fuse import GIVEN, Fusion, fuse
+from adjoint.compiler.schedule.fuse import ALONE, GIVEN, Fusion, fuse
 from adjoint.compiler.schedule.kernel import Address
 from adjoint.compiler.schedule.memory import Memory, stored_nodes
 from adjoint.compiler.schedule.order import order_for_memory
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Groups", "replacements"]
 
+# Primitives that are not computed element by element.
+_FIXED = GIVEN | ALONE | {"reduce", "gather", "part", "out", "copy"}
 _PART = 1 << 16  # bytes: larger results of calls are not copied
 
 
@@ -74,6 +76,7 @@ class Groups:
         """Return the outputs as views of whole nodes, in the shapes of the results."""
         shapes: dict[int, Any] = {}
         found = []
+        self.read = {a.node.id for n in self.graph.nodes for a in n.args}
         self.calls = [n for n in self.graph.nodes if n.op == "call"]
         # whether a native entry can make the calls; it then needs copies of results that calls make or read
         self.direct = all(n.nbytes <= _PART for n in self.graph.nodes if n.op == "part")
@@ -91,7 +94,26 @@ class Groups:
 
     def _materialised(self, v: View) -> View:
         """Return ``v`` if it is all of a computed node, in row-major order; otherwise a view of a copy."""
-        return _copied(v) if not v.is_whole() or (v.node.op in GIVEN and v.size) else v
+        if v.is_whole() and not (v.node.op in GIVEN and v.size):
+            return v
+        turned = self._turned(v)
+        return _copied(v) if turned is None else turned
+
+    def _turned(self, v: View) -> View | None:
+        """Return a transposed elementwise node, if only ``v`` reads it, as one with transposed operands."""
+        n = v.node
+        if n.op in _FIXED or n.size != v.size or v.offset or n.id in self.read:
+            return None
+        axes = {step: k for k, step in enumerate(row_major(n.shape)) if step}
+        wanted = [axes.get(step) if step else -1 for step in v.strides]
+        if None in wanted or {k for k in wanted if k != -1} != set(axes.values()):
+            return None
+        if any(v.shape[at] != (1 if k == -1 else n.shape[k]) for at, k in enumerate(wanted) if k is not None):
+            return None
+        args = tuple(
+            [a.strided(v.shape, tuple([a.strides[k] if k != -1 else 0 for k in wanted])) for a in n.args]
+        )
+        return v.graph.view(v.graph.add(Primitive(n.op, args, n.params, v.shape, n.dtype)))
 
     # The plan ----------------------------------------------------------------------------------------
 
