@@ -329,3 +329,22 @@ def test_distributions_are_pickled_by_name(name):
     assert pickle.loads(pickle.dumps(distribution)) is copy.deepcopy(distribution) is distribution
     frozen = pickle.loads(pickle.dumps(distribution(*[2.0] * len(distribution.shapes))))
     assert frozen.dist is distribution
+
+
+def test_frozen_distributions_in_compiled_functions_are_traced_once() -> None:
+    """Each access of a method makes a new function; what the distribution stores is guarded."""
+    mean = np.array([0.5, 0.6])
+    kept = ad.scipy.stats.norm(mean, 2.0)
+    made = ad.compile(lambda x: ad.scipy.stats.norm(x, 1.0).pdf(x + 1))
+    read = ad.compile(lambda x: kept.logpdf(x))
+    for k in range(3):
+        x = np.array([0.1, 0.2]) + k
+        np.testing.assert_allclose(made(x), ad.scipy.stats.norm(x, 1.0).pdf(x + 1), rtol=1e-12)
+        np.testing.assert_allclose(read(x), kept.logpdf(x), rtol=1e-12)
+    assert made.stats()["traces"] == read.stats()["traces"] == 1
+    mean[0] = 3.0
+    np.testing.assert_allclose(read(x), kept.logpdf(x), rtol=1e-12)
+    kept.args = (1.0, 4.0)
+    np.testing.assert_allclose(read(x), kept.logpdf(x), rtol=1e-12)
+    kept = ad.scipy.stats.norm(2.0, 3.0)
+    np.testing.assert_allclose(read(x), kept.logpdf(x), rtol=1e-12)

@@ -169,9 +169,13 @@ class Operations(Notes):
             self.made(o)
         if not isinstance(class_attribute(kind, name), property):
             return self._of_object(o, kind, name)
+        return self._computed(o, kind, getattr(o, name))
+
+    def _computed(self, o: Any, kind: type, value: Any) -> Any:
+        """Return an attribute that a library makes at each access from what the object ``o`` stores."""
         for each in vars(o):
-            self._of_object(o, kind, each)
-        return getattr(o, name)
+            self.deep(self._of_object(o, kind, each))
+        return value
 
     def _of_super(self, o: Any, name: str) -> Any:
         classes = o.__self_class__.__mro__
@@ -212,6 +216,8 @@ class Operations(Notes):
         method = issubclass(type(value), (*BOUND, types.MethodType)) and value.__self__ is o
         if method and name not in space:  # new at each access
             return value
+        if type(value) is types.FunctionType and name not in space and is_library(type(o)):
+            return self._computed(o, type(o), value)  # a method of a frozen distribution
         if id(o) in self.local:
             if name in space:
                 return self.note(space, "item", name, value) if id(space) in self.nodes else value
