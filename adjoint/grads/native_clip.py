@@ -19,7 +19,7 @@ __all__ = ["native_clip_norm", "native_clip_values"]
 
 _FLOAT64 = np.dtype(np.float64)
 # Within these bounds no power of an element that matters has overflowed or lost digits.
-_LEAST, _MOST = 1e-280, 1e280
+_BOUNDS = {"float64": (1e-280, 1e280), "float32": (1e-26, 1e36)}
 
 
 def native_clip_norm(xp: Any, *values: Any, count: int, p: float, bound: float, raises: bool) -> Any:
@@ -37,27 +37,30 @@ def native_clip_norm(xp: Any, *values: Any, count: int, p: float, bound: float, 
         total = functools.reduce(operator.add, parts)
         norm = xp.sqrt(total) if p == 2.0 else total if p == 1.0 else total ** (1.0 / p)
     finite = norm < math.inf  # false for NaN, too
-    inexact = not math.isinf(p) and (p > 2.0 or any(g.dtype == _FLOAT64 for g in grads))
+    wide = xp.graph.sizes.wide
+    inexact = not math.isinf(p) and (p > 2.0 or any(g.dtype.itemsize >= wide.itemsize for g in grads))
     if inexact:  # powers may overflow or underflow, but not those of zeros
-        within = xp.logical_and(xp.logical_and(total > _LEAST, total < _MOST), finite)
+        least, most = _BOUNDS[wide.name]
+        within = xp.logical_and(xp.logical_and(total > least, total < most), finite)
         largest = functools.reduce(xp.maximum, [_power_sum(xp, g, math.inf) for g in grads if g.size])
         xp.graph.checks.append(xp.logical_not(xp.logical_or(within, largest == 0)))
     elif raises:
         xp.graph.checks.append(xp.logical_not(finite))
     # 1 leaves a gradient as it is, bit for bit
     factor = xp.where(xp.logical_and(norm > bound, finite), bound / norm, 1.0)
-    return (norm, *(g * xp.cast(factor, g.dtype) for g in grads))
+    return (xp.cast(norm, _FLOAT64), *(g * xp.cast(factor, g.dtype) for g in grads))
 
 
 def _power_sum(xp: Any, g: Any, p: float) -> Any:
     """Return the sum of the p-th powers of the magnitudes of a gradient; their maximum if p is infinite."""
-    flat = xp.flat(xp.graph.copied(xp.cast(g, _FLOAT64)))
+    wide = xp.graph.sizes.wide
+    flat = xp.flat(xp.graph.copied(xp.cast(g, wide)))
     if p == 2.0:
         powers = flat * flat
     else:
         size = xp.abs(flat)
         powers = size if p in (1.0, math.inf) else size**p
-    return xp.reduced("max" if math.isinf(p) else "sum", powers, (0,), False, _FLOAT64)
+    return xp.reduced("max" if math.isinf(p) else "sum", powers, (0,), False, wide)
 
 
 def native_clip_values(xp: Any, *values: Any, count: int, bound: float) -> Any:

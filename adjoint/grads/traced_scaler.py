@@ -174,11 +174,12 @@ def native_unscale(xp: Any, *values: Any, count: int) -> Any:
     grads, inverse = values[:count], values[count]
     if any(g.dtype.kind != "f" for g in grads):
         raise NotNative("complex gradients have no native form")
+    wide = xp.graph.sizes.wide
     sizes = [xp.abs(xp.flat(xp.graph.copied(g))) for g in grads if g.size]
-    largest = [xp.cast(xp.reduced("max", a, (0,), False, a.dtype), np.dtype(float)) for a in sizes]
-    finite = functools.reduce(xp.maximum, largest, xp.full((), 0.0, float)) < np.inf  # false for NaN, too
+    largest = [xp.cast(xp.reduced("max", a, (0,), False, a.dtype), wide) for a in sizes]
+    finite = functools.reduce(xp.maximum, largest, xp.full((), 0.0, wide)) < np.inf  # false for NaN, too
     xp.graph.checks.append(xp.logical_not(finite))
     # the factor depends on the check, so that updates are made after it, and can be written in place
-    factor = xp.where(finite, xp.strong(inverse), np.nan)
+    factor = xp.where(finite, xp.cast(xp.strong(inverse), wide), np.nan)
     found = tuple([g * xp.cast(factor, g.dtype) for g in grads])
     return found if count > 1 else found[0]

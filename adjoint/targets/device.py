@@ -118,6 +118,8 @@ class Device:
         """Return a context manager that turns errors of the driver into those of adjoint."""
         try:
             yield
+        except DeviceError:
+            raise
         except Exception as error:
             kind = self._classify(error)
             if kind is None:

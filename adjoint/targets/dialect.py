@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from adjoint.compiler.emit.values import Value
 from adjoint.compiler.lower.target import Target
 from adjoint.targets.writer import TYPES, CWriter
@@ -44,6 +46,8 @@ class OpenCL:
     def __init__(self, order: str = "plain", barriers: bool = True, float64: bool = True) -> None:
         local, group = ORDERS[order]
         self.float64 = float64
+        if not float64:
+            self.sizes = self.sizes._replace(wide=np.dtype(np.float32))
         self.head = (
             f"#pragma OPENCL EXTENSION cl_khr_fp64: {'enable' if float64 else 'disable'}\n"
             "#pragma OPENCL FP_CONTRACT OFF\n"

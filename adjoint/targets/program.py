@@ -21,7 +21,15 @@ from adjoint.compiler.program.inputs import Source
 from adjoint.compiler.program.program import Program
 from adjoint.compiler.program.scalars import split
 from adjoint.compiler.program.symbols import Number
-from adjoint.compiler.program.writes import Action, CellWrite, DataWrite, GradWrite, PlaceWrite
+from adjoint.compiler.program.writes import (
+    Action,
+    CellWrite,
+    DataWrite,
+    GradWrite,
+    PlaceWrite,
+    SparseGradWrite,
+    set_rows,
+)
 from adjoint.compiler.replay import replay
 from adjoint.compiler.schedule.groups import replacements
 from adjoint.compiler.schedule.rows import update_rows
@@ -275,6 +283,11 @@ class _Commit:
                 elif isinstance(w, PlaceWrite):
                     self.undo.append(partial(w.owner.put, w.owner.read()))
                     w.owner.put(given[0])
+                elif isinstance(w, SparseGradWrite):
+                    before: list[Any] = []
+                    rows, changes = map(_fetched, given)
+                    set_rows(before, owner, rows, changes, w.shape)
+                    self.undo += [partial(*each) for each in before]
                 else:
                     assert isinstance(w, CellWrite)
                     container, key = owner

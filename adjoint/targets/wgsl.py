@@ -220,7 +220,7 @@ class Wgsl(OpenCL):
     stored = _TYPES
 
     def __init__(self, order: str = "plain", barriers: bool = True) -> None:
-        super().__init__(order, barriers)
+        super().__init__(order, barriers, False)
         self.head, self.order = "", list(ORDERS).index(order)
 
     def writer(self) -> WgslWriter:

@@ -170,6 +170,29 @@ def test_arrays_give_arrays() -> None:
         np.testing.assert_array_equal(found["y"], x * np.float32(r))
 
 
+def test_sparse_gradients() -> None:
+    """The rows of an embedding's gradient, and the clipping and the update that read them."""
+    found = []
+    for device in ("cpu", "opencl"):
+        table = nn.Embedding(9, 3, sparse=True, rng=ad.random.default_rng(0))
+        opt = optim.SGD(table.parameters(), lr=0.1)
+
+        def step(i: Any, table: Any = table, opt: Any = opt) -> Any:
+            opt.zero_grad()
+            loss = (table(i) ** 2).sum()
+            loss.backward()
+            opt.step()
+            return loss
+
+        compiled = ad.compile(step, device=device)
+        losses = [compiled(ad.tensor(np.array([0, 5, 5, 8]))).item() for _ in range(3)]
+        found.append(
+            [np.array(losses), table.weight.detach().numpy(), np.asarray(table.weight.grad.to_dense())]
+        )
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
 USES: dict[str, Callable[[Any, Any], Any]] = {
     "step": lambda net, params: net.opt.step(),
     "clip": lambda net, params: ad.clip_grad_norm(params, 0.1),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 __all__ = ["CPU", "Target"]
 
@@ -27,6 +29,7 @@ class Target(NamedTuple):
     sums: int
     lapack: bool = False  # whether kernels may call LAPACK
     least: int = 1  # bytes: elements of smaller types have this size in memory
+    wide: Any = np.dtype(np.float64)  # in which norms are computed
 
 
 CPU = Target("cpu", 1 << 14, 1 << 15, 1 << 12, 1 << 15, 8, 64, 1 << 16, True)

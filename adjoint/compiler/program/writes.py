@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAMES", "Action", "CellWrite", "DataWrite", "GradWrite", "PlaceWrite", "SparseGradWrite",
-    "Write", "exchange",
+    "Write", "exchange", "set_rows",
 ]  # fmt: skip
 
 Undo = list[tuple[Callable[..., None], Any, Any]]  # each item undoes a write: a function and two arguments
