@@ -11,7 +11,7 @@ import adjoint.numpy as anp
 from adjoint.core.tensor import Tensor
 from adjoint.numpy.build import Ufunc
 
-__all__ = ["CONSTANTS", "constant", "make_diagonal", "plain", "where"]
+__all__ = ["CONSTANTS", "constant", "isscalar", "make_diagonal", "plain", "where"]
 
 
 def make_diagonal(D: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
@@ -27,6 +27,11 @@ def where(condition: Any, *values: Any, **named: Any) -> Any:
     if isinstance(condition, bool) and len(values) == 2 and not isinstance(values[0], (np.ndarray, Tensor)):
         return values[0] if condition else values[1]
     return anp.where(condition, *values)
+
+
+def isscalar(element: Any) -> bool:
+    """Return whether a value is a number, as traced values without axes are in autograd."""
+    return element.ndim == 0 if isinstance(element, Tensor) else bool(np.isscalar(element))
 
 
 def plain(found: Any) -> Any:

@@ -33,7 +33,7 @@ PLAIN = """
     array_repr array_str array2string array_equiv isin digitize
     histogram histogram_bin_edges argpartition lexsort nanargmax nanargmin min_scalar_type common_type
     shares_memory may_share_memory tril_indices_from triu_indices_from diag_indices_from
-    ravel_multi_index unravel_index
+    ravel_multi_index unravel_index isscalar
 """.split()
 
 _EDGES = ("histogram", "histogram_bin_edges")

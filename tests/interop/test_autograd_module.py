@@ -13,6 +13,7 @@ import adjoint as ad
 import adjoint.autograd as autograd
 import adjoint.autograd.numpy as np
 import adjoint.autograd.scipy as scipy
+import adjoint.numpy as anp
 from adjoint.autograd.builtins import isinstance as aginstance
 from adjoint.autograd.extend import (
     Box,
@@ -367,3 +368,14 @@ def test_nodes_of_autograd_are_errors_that_name_the_way():
         with pytest.raises(NotImplementedError) as raised:
             call()
         assert str(raised.value) == message
+
+
+def test_a_number_is_a_scalar_and_has_a_gradient():
+    seen = []
+
+    def f(x):
+        seen.extend([np.isscalar(x[0]), np.isscalar(x), anp.isscalar(x[0])])
+        return np.sum(x)
+
+    assert autograd.grad(f)(numpy.ones(2)).tolist() == [1.0, 1.0]
+    assert seen == [True, False, False] and np.isscalar(1.0) and not np.isscalar(numpy.ones(()))

@@ -102,7 +102,18 @@ LIBRARIES = {
         "quantum computing", ["pennylane==0.44.1", "pytest-mock", "pytest-rng", "flaky", "matplotlib"],
         [
             "tests/test_grad.py", "tests/test_autograd_grad.py", "tests/test_classical_gradients.py",
-            "tests/numpy", "tests/gradients", "tests/optimize",
+            "tests/numpy",
+            *(
+                f"tests/gradients/core/test_{part}.py"
+                for part in ("vjp", "jvp", "fisher", "adjoint_diff", "metric_tensor", "adjoint_metric_tensor")
+            ),
+            *(
+                f"tests/optimize/test_{part}.py"
+                for part in (
+                    "gradient_descent", "adagrad", "adam", "momentum", "nesterov_momentum", "rmsprop",
+                    "optimize", "qng",
+                )
+            ),
         ],
         options=["-o", "filterwarnings=", "-m", "autograd or core"], shims=["adjoint_in_pennylane"],
     ),

@@ -7,13 +7,13 @@ from typing import Any
 from numpy import __version__ as __version__
 
 import adjoint.numpy as _namespace
-from adjoint.autograd.arrays import CONSTANTS, make_diagonal, where
+from adjoint.autograd.arrays import CONSTANTS, isscalar, make_diagonal, where
 from adjoint.autograd.numpy import fft, linalg, random
 from adjoint.autograd.numpy import numpy_boxes as numpy_boxes
 
 __all__ = [*_namespace.__all__, "make_diagonal"]
 __dir__ = sorted(__all__).copy
-_own = {"fft": fft, "linalg": linalg, "random": random, "where": where, **CONSTANTS}
+_own = {"fft": fft, "linalg": linalg, "random": random, "isscalar": isscalar, "where": where, **CONSTANTS}
 globals().update({name: getattr(_namespace, name) for name in dir(_namespace)} | _own)
 
 
