@@ -64,7 +64,7 @@ def unary_to_nary(operator: Callable[..., Any]) -> Callable[..., Any]:
         )
         return call
 
-    del of.__wrapped__  # type: ignore[attr-defined]  # its signature is another one
+    del of.__wrapped__  # its signature is another one
     return of
 
 

@@ -18,7 +18,8 @@ __all__ = [
 ]  # fmt: skip
 
 LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
-_PASSED = LIBRARIES | {"contextlib"}  # the with statement of the user calls it before a generator of adjoint
+# The with statement of the user calls contextlib before a generator of adjoint; the others convert arguments.
+_PASSED = LIBRARIES | {"contextlib", "matplotlib", "pandas", "sklearn", "torch"}
 
 
 def library_of(frame: FrameType) -> str:

@@ -495,6 +495,16 @@ def _full_like(
     return our("full")(x.shape if shape is None else shape, fill_value, dtype=dtype or x.dtype, device=device)
 
 
+def _broadcast_arrays(*args: Any, subok: bool = False) -> list[Any]:
+    """Leave None, texts and objects arrays, as in calls of plotting libraries."""
+    xs = [np.asarray(x) if x is None or isinstance(x, str) else x for x in args]
+    xs = [x if isinstance(x, np.ndarray) and x.dtype.kind not in "biufcV" else asarray(x) for x in xs]
+    if all(isinstance(x, Tensor) for x in xs):
+        return list(our("broadcast_arrays")(*xs))
+    shape = np.broadcast_shapes(*(x.shape for x in xs))
+    return [our("broadcast_to")(x, shape) if isinstance(x, Tensor) else np.broadcast_to(x, shape) for x in xs]
+
+
 def _diagflat(v: Any, k: int = 0) -> Tensor:
     return our("diag")(our("ravel")(v), k)
 
@@ -529,7 +539,7 @@ FORMS: dict[Any, Callable[..., Any]] = {
             _size, _mean, _nanvar, _nanstd, _append, _block, _delete, _choose, _resize, _partition,
             _rollaxis, _ediff1d, _trapezoid, _gradient, _interp, _convolve, _correlate, _cov, _corrcoef,
             _bincount, _polyval, _vander, _unwrap, _cross, _full_like, _diagflat, _nan_to_num, _can_cast,
-            _roll, _ix_,
+            _roll, _ix_, _broadcast_arrays,
         )
     },
     # these read only the shape and dtype, so they work inside transforms

@@ -197,8 +197,8 @@ class DataLoader:
     Parameters
     ----------
     data : array, tuple, dict, sequence or iterable
-        The samples: the rows of an array; the rows of a tuple or a dictionary of columns of equal length; or
-        the elements of any other sequence or iterable.
+        The samples: the rows of an array, or of a table of pandas or polars; the rows of a tuple or a
+        dictionary of columns of equal length; or the elements of any other sequence or iterable.
     batch_size : int
         The number of samples per batch.
     shuffle : bool
@@ -500,7 +500,7 @@ class DataLoader:
 
 def _columns(data: Any) -> dict[Any, Any] | None:
     """Return the columns (arrays) of a data set by name or index, or None for a sequence of samples."""
-    if isinstance(data, (np.ndarray, Tensor)):
+    if _is_array(data):
         named: dict[Any, Any] = {0: data}
     elif isinstance(data, Mapping):
         named = dict(data)
@@ -508,7 +508,7 @@ def _columns(data: Any) -> dict[Any, Any] | None:
         named = dict(enumerate(data))
     else:
         return None
-    columns = {k: np.asarray(v) if isinstance(v, (np.ndarray, Tensor)) else v for k, v in named.items()}
+    columns = {k: np.asarray(v) if _is_array(v) else v for k, v in named.items()}
     for name, column in columns.items():
         sequence = hasattr(column, "__len__") and hasattr(column, "__getitem__")
         if not sequence or isinstance(column, (str, bytes)) or getattr(column, "shape", None) == ():
@@ -525,6 +525,11 @@ def _columns(data: Any) -> dict[Any, Any] | None:
             "  Pass a list for separate samples."
         )
     return columns
+
+
+def _is_array(data: Any) -> bool:
+    """Return whether data are one array: of NumPy or adjoint, or a table or column of pandas or polars."""
+    return isinstance(data, (np.ndarray, Tensor)) or hasattr(data, "to_numpy")
 
 
 class _Ahead:

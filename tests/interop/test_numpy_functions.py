@@ -520,3 +520,22 @@ def test_unwrap_of_integers_and_edges(period):
         expected, got = np.unwrap(x, period=period), np.unwrap(ad.tensor(x), period=period).numpy()
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, expected)
+
+
+def test_arrays_of_other_values_broadcast_beside_tensors():
+    """As ``plt.bar(x, height)`` does with the pattern of the bars."""
+    x = ad.tensor([1.0, 2.0], requires_grad=True)
+    found, none, text, objects = np.broadcast_arrays(x, None, "a", np.array([None], object))
+    assert isinstance(found, ad.Tensor) and found.requires_grad
+    assert none.shape == text.shape == objects.shape == (2,) and none[0] is None and text[1] == "a"
+    both = np.broadcast_arrays(x, [[1.0], [2.0]])
+    assert [type(b) for b in both] == [ad.Tensor, ad.Tensor] and both[0].shape == (2, 2)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        np.broadcast_arrays(x, np.ones(3))
+
+
+def test_the_line_of_the_user_is_outside_of_libraries_that_convert():
+    names = {"__name__": "pandas.core.fake", "np": np}
+    exec("def convert(x): return np.asarray(x)", names)
+    with pytest.raises(ad.errors.LostHistoryError, match=r"at \S*test_numpy_functions\.py:\d+"):
+        names["convert"](ad.tensor([1.0], requires_grad=True))

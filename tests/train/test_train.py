@@ -535,3 +535,32 @@ def test_both_ways_of_an_update_give_the_same_weights_clipped_or_not():
         for found, norm in zip(weights, norms, strict=True):
             np.testing.assert_allclose(found, weights[0], rtol=1e-12)
             np.testing.assert_allclose(norm, norms[0], rtol=1e-12)
+
+
+class Table:
+    """What a loader sees of a table of pandas: a length, keys that are names, and a conversion."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values
+
+    to_numpy = __array__
+
+
+def test_tables_are_arrays() -> None:
+    x, y = np.arange(6.0).reshape(3, 2), np.arange(3)
+    for data, expected in (
+        ((Table(x), Table(y)), [(x[:2], y[:2]), (x[2:], y[2:])]),
+        ({"x": Table(x)}, [{"x": x[:2]}, {"x": x[2:]}]),
+        (Table(x), [x[:2], x[2:]]),
+    ):
+        batches = list(train.DataLoader(data, 2))
+        assert repr(batches) == repr(expected)
