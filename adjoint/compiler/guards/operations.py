@@ -216,8 +216,9 @@ class Operations(Notes):
         method = issubclass(type(value), (*BOUND, types.MethodType)) and value.__self__ is o
         if method and name not in space:  # new at each access
             return value
-        if type(value) is types.FunctionType and name not in space and is_library(type(o)):
-            return self._computed(o, type(o), value)  # a method of a frozen distribution
+        missing = type(value) is types.FunctionType and name not in space and hasattr(o, "__dict__")
+        if missing and is_library(type(o)) and class_attribute(type(o), name, self) is self:
+            return self._computed(o, type(o), value)  # by ``__getattr__``: a method of a frozen distribution
         if id(o) in self.local:
             if name in space:
                 return self.note(space, "item", name, value) if id(space) in self.nodes else value
