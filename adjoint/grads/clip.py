@@ -25,6 +25,7 @@ from adjoint.core.sparse import SparseGradient, SparseRows, stored_in, with_stor
 from adjoint.core.tensor import Tensor, check_running, differentiable, wrap
 from adjoint.errors import ArgumentError, DTypeError, InputError, NonFiniteError
 from adjoint.grads.native_clip import native_clip_norm, native_clip_values
+from adjoint.grads.native_rows import with_first_sums
 from adjoint.grads.norm import all_finite, check_max_norm, check_norm_order, norm_parts, stored_values
 
 __all__ = ["clip_grad_adaptive", "clip_grad_norm", "clip_grad_norm_by_group", "clip_grad_value", "scaled"]
@@ -297,7 +298,9 @@ def _clip_traced(
     given = [stored_in(place.grad) for place in places]
     specs = [((), np.dtype(kind)), *((g.shape, g.dtype) for g in given)]
     operands = [*given, *(rows.rows for rows in sparse.values()), *(params if several else ())]
-    number, *clipped = trace.call("clip", run, operands, specs, not raises, None if sparse else native)
+    if native is not None and sparse:
+        native = with_first_sums(native, [*sparse], len(given))
+    number, *clipped = trace.call("clip", run, operands, specs, not raises, native)
     for place, value in zip(places, clipped, strict=True):
         place.put(with_stored(place.grad, value))
     return number.as_number()

@@ -8,6 +8,7 @@ import numpy as np
 
 from adjoint.core.namespace import dyn
 from adjoint.core.sparse import SparseRows
+from adjoint.grads.native_rows import native_row_sums
 from adjoint.typing import Array
 
 __all__ = ["TracedRows"]
@@ -26,7 +27,7 @@ class TracedRows:
         self.width = int(np.prod(g.shape[1:]))
         values = dyn.reshape(g.values, shape=(self.count, self.width))
         specs = [(values.shape, values.dtype)]
-        (found,) = trace.call("row_sums", _row_sums, [self.rows, values], specs, lower=_native_row_sums)
+        (found,) = trace.call("row_sums", _row_sums, [self.rows, values], specs, lower=native_row_sums)
         self.gradient = dyn.reshape(found, shape=(self.count * self.width,))
 
     def read(self, whole: Any) -> Any:
@@ -49,15 +50,6 @@ def _put_rows(whole: Array, rows: Array, new: Array) -> Array:
     found = whole.copy()
     found.reshape(-1, new.size // rows.size if rows.size else 1)[rows] = new.reshape(rows.size, -1)
     return found
-
-
-def _native_row_sums(xp: Any, rows: Any, values: Any) -> Any:
-    count, width = values.shape
-    ordered = xp.gather(rows, xp.order(rows))
-    place = xp.searchsorted(ordered, rows, side="left") * width  # the same for all occurrences of a row
-    sums = xp.scatter("add", xp.full((count * width,), 0, values.dtype), place, xp.flat(values), width)
-    spots = xp.graph.reshape(xp.graph.copied(place), (count, 1)) + np.arange(width)
-    return xp.gather(sums, spots)
 
 
 def _native_put(xp: Any, whole: Any, rows: Any, new: Any) -> Any:

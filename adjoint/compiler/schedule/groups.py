@@ -105,13 +105,12 @@ class Groups:
         if n.op in _FIXED or n.size != v.size or v.offset or n.id in self.read:
             return None
         axes = {step: k for k, step in enumerate(row_major(n.shape)) if step}
-        wanted = [axes.get(step) if step else -1 for step in v.strides]
-        if None in wanted or {k for k in wanted if k != -1} != set(axes.values()):
-            return None
-        if any(v.shape[at] != (1 if k == -1 else n.shape[k]) for at, k in enumerate(wanted) if k is not None):
+        wanted = [axes.get(step, -2) if step else -1 for step in v.strides]
+        lengths = tuple([n.shape[k] if k >= 0 else 1 for k in wanted])
+        if -2 in wanted or {k for k in wanted if k >= 0} != set(axes.values()) or v.shape != lengths:
             return None
         args = tuple(
-            [a.strided(v.shape, tuple([a.strides[k] if k != -1 else 0 for k in wanted])) for a in n.args]
+            [a.strided(v.shape, tuple([a.strides[k] if k >= 0 else 0 for k in wanted])) for a in n.args]
         )
         return v.graph.view(v.graph.add(Primitive(n.op, args, n.params, v.shape, n.dtype)))
 
