@@ -19,7 +19,8 @@ ROOT = Path(adjoint.__file__).parent
 ALLOWED = {
     "errors": set(),
     "context": {"errors"},
-    "config": {"context", "errors", "forks"},
+    "config": {"context", "errors", "forks", "thread_counts"},
+    "thread_counts": {"errors"},
     "tree": {"errors", "typing"},
     "foreign_names": set(),
     "hints": {"errors", "foreign_names"},
@@ -111,6 +112,20 @@ def test_no_hidden_imports(path: Path) -> None:
             for node in ast.walk(function):
                 for name in imported(node) if isinstance(node, ast.stmt) else ():
                     assert name.split(".")[0] in HIDDEN_ALLOWED, f"{path.name} hides an import of {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_are_short(path: Path) -> None:
+    """At most 600 lines in a file, and 60 in a function, without its docstring."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= 600
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            documented = ast.get_docstring(node, clean=False) is not None
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if documented:
+                lines -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+            assert lines <= 60, f"{node.name} has {lines} lines"
 
 
 def test_nodes_are_made_where_tapes_and_modes_see_them() -> None:
