@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from adjoint.inspect.causes import Finding, findings_of
 from adjoint.inspect.names import Names, in_block, of_function
 from adjoint.inspect.watch import Watch
 from adjoint.optim import Optimizer
+from adjoint.transforms.inputs import name_of
 from adjoint.transforms.rerun import Generators
 from adjoint.words import a, count
 
@@ -156,6 +158,7 @@ class Explanation:
                 "  To explain a loss that your own code computes, put that code inside "
                 "`with ad.inspect.explain() as why:`."
             )
+        _check_arguments(function, args, kwargs)
         run = function._on_tensors if isinstance(function, Compiled) else function
         variables = of_function(function, args, kwargs)
         generators = Generators.of([function], [*args, *kwargs.values()])
@@ -214,3 +217,16 @@ def _root(result: Any) -> Tensor:
 
 def _seed(root: Tensor) -> Tensor:
     return wrap(np.ones(root.shape, root.dtype))
+
+
+def _check_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Raise an error if the function does not take the arguments, which may be meant as ``parameters=``."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except ValueError:  # code in C without a signature
+        return
+    except TypeError as error:
+        raise InputError(
+            f"explain: {name_of(function)} does not take the arguments that follow it: {error}.\n"
+            "  To choose the parameters that are explained, pass parameters=model."
+        ) from None

@@ -553,3 +553,18 @@ def test_argmax_is_named_where_its_result_is_used(use):
         "0.weight, 0.bias, 2.weight and 2.bias get no gradient: 'argmax'"
     ]
     assert "stops the gradient: it is piecewise constant" in str(why)
+
+
+def test_a_model_after_the_function_is_explained():
+    model = nn.Linear(2, 1, rng=0)
+
+    def loss():
+        return model(ad.ones((3, 2), dtype=np.float32)).mean()
+
+    with pytest.raises(ad.errors.InputError) as caught:
+        explain(loss, model)
+    assert str(caught.value) == (
+        "explain: loss does not take the arguments that follow it: too many positional arguments.\n"
+        "  To choose the parameters that are explained, pass parameters=model."
+    )
+    assert not explain(loss, parameters=model)
