@@ -23,8 +23,9 @@ from device_cases import (
     soaked,
     sorted_rows,
 )
+from device_loops import check_loop
 from random_steps import Plan, assert_close, run_beside
-from webgpu import on_webgpu
+from webgpu import DEVICE, on_webgpu
 
 import adjoint as ad
 from adjoint.errors import DeviceError
@@ -96,3 +97,8 @@ def test_random_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     except DeviceError as error:
         if not is_refused(str(error), "has no float64"):
             raise
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(k, marks=pytest.mark.soak) for k in range(2, 30))])
+def test_random_loops(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_loop(DEVICE, on_webgpu, seed, "f4", 2e-4, monkeypatch)
