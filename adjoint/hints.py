@@ -44,8 +44,8 @@ OBSERVED = frozenset(
 _SPECIAL = frozenset(
     f"__{name}__"
     for name in """
-        array bool ceil complex contains deepcopy divmod dlpack float floor format getitem index int iter
-        len rdivmod round setitem trunc
+        array bool call ceil complex contains deepcopy divmod dlpack float floor format getattr getitem index
+        int iter len rdivmod round setitem trunc
         """.split()
 )  # methods without public names that are wrapped
 _explained: set[Any] = set()  # modules and classes

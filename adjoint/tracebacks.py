@@ -30,14 +30,15 @@ def hide(error: BaseException, *, by_user: bool = False) -> None:
     """Remove the frames of adjoint, and what they call in NumPy and SciPy, from the traceback of an error.
 
     An error that adjoint's own code raised, other than an ``AdjointError``, an OSError or a warning, may be a
-    bug and keeps all frames, unless the caller knows that it was caused ``by_user``, or a function of the
-    user does not take the arguments that adjoint passes to it.
+    bug and keeps all frames, unless the caller knows that it was caused ``by_user``, SciPy's code raised it
+    because of its arguments, or a function of the user does not take the arguments that adjoint passes to it.
     """
     if _SHOWN:
         return
     kept: list[TracebackType] = []
     last: list[FrameType] = []  # the frames after the last one that is kept
     inside = False  # whether the frame, or the library function that it belongs to, was called by adjoint
+    library = ""
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -51,6 +52,9 @@ def hide(error: BaseException, *, by_user: bool = False) -> None:
             last.append(trace.tb_frame)
         trace = trace.tb_next
     expected = by_user or isinstance(error, _USERS)
+    if library == "scipy" and isinstance(error, (TypeError, ValueError)):
+        vars(error)["_of_scipy"] = True  # for the doors around this one, which do not see SciPy's frames
+    expected = expected or "_of_scipy" in vars(error)
     if inside and not expected and not _misfits(error, last):
         return
     for each in reversed(kept):

@@ -19,6 +19,7 @@ from adjoint import tree
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import NoGradientError
 from adjoint.interop.drop_in import holds_tensor
+from adjoint.tracebacks import hide
 from adjoint.transforms import batch, forward, matrix, recompute, reverse
 from adjoint.transforms.arrays import outermost, returned, to_arrays
 from adjoint.transforms.inputs import record_call
@@ -53,8 +54,12 @@ def unary_to_nary(operator: Callable[..., Any]) -> Callable[..., Any]:
                 return fun(*new, **kwargs)
 
             unary.__name__ = getattr(fun, "__name__", "[unknown name]")
-            x = args[argnum] if isinstance(argnum, int) else tuple(args[i] for i in places)
-            return operator(unary, x, *more, **options)
+            try:
+                x = args[argnum] if isinstance(argnum, int) else tuple(args[i] for i in places)
+                return operator(unary, x, *more, **options)
+            except Exception as error:
+                hide(error)
+                raise
 
         name, wrapped = getattr(fun, "__name__", "[unknown name]"), operator.__name__
         call.__name__ = f"{wrapped}_of_{name}_wrt_argnum_{argnum}"

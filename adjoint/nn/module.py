@@ -106,18 +106,24 @@ class Module(ModuleRole, metaclass=HintedBase):
     _forward_hooks: tuple[HookList, HookList] | None = None  # called before and after ``forward``
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Tensor):
-            if value.is_leaf and (value.requires_grad or _made.get(id(value)) is value):
-                self._names("_parameters").setdefault(name)
-                self._names("_buffers").pop(name, None)
-                _made[id(value)] = value
-            elif name in self._names("_parameters") and value is not self.__dict__.get(name):
-                self._refuse_parameter(
-                    name, "tensor that does not require grad" if value.is_leaf else "result"
-                )
-        elif value is not None:
-            value = self._instead(name, value)
+        try:
+            if isinstance(value, Tensor):
+                self._observe(name, value)
+            elif value is not None:
+                value = self._instead(name, value)
+        except InputError as error:
+            hide(error)
+            raise
         object.__setattr__(self, name, value)
+
+    def _observe(self, name: str, value: Tensor) -> None:
+        """Note a parameter if ``value`` is one; raise if ``name`` is a parameter and ``value`` cannot be."""
+        if value.is_leaf and (value.requires_grad or _made.get(id(value)) is value):
+            self._names("_parameters").setdefault(name)
+            self._names("_buffers").pop(name, None)
+            _made[id(value)] = value
+        elif name in self._names("_parameters") and value is not self.__dict__.get(name):
+            self._refuse_parameter(name, "tensor that does not require grad" if value.is_leaf else "result")
 
     def _instead(self, name: str, value: Any) -> Any:
         """Return the value to store if ``value``, not a tensor, is assigned to the attribute ``name``.

@@ -33,6 +33,7 @@ from adjoint.scipy.ode_rows import Rows, check_at_call, columns, fixed_result
 from adjoint.scipy.ode_steps import like_event
 from adjoint.scipy.runge_kutta import METHODS, method_of
 from adjoint.scipy.traced_ode import MOST, Steps
+from adjoint.tracebacks import door
 from adjoint.typing import ArrayLike
 
 __all__ = ["odeint", "solve_ivp"]
@@ -211,7 +212,7 @@ def _eager(
     result.t, result.y = times, states
     result.t_events = [t for t, _ in found] if events else None
     result.y_events = [y for _, y in found] if events else None
-    result.sol = (lambda t: columns(path, floating("sol", t))) if dense_output else None
+    result.sol = door(lambda t: columns(path, floating("sol", t))) if dense_output else None
     return result
 
 

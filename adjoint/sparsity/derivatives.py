@@ -21,6 +21,7 @@ from adjoint.scipy.sparse.arrays import SparseArray
 from adjoint.sparsity.entries import entries, needed_for
 from adjoint.sparsity.plan import MODES, Plan, hessian_plan, jacobian_plan
 from adjoint.sparsity.traced import innermost_trace, pattern_apart, pattern_of_run
+from adjoint.tracebacks import door
 from adjoint.transforms.arrays import given_arrays, outermost, returned
 from adjoint.transforms.batch import vmap
 from adjoint.transforms.inputs import Recorded, check_argnums, name_of, record_call, released_value
@@ -98,6 +99,7 @@ class SparseDerivative:
             found.__dict__.pop(name, None)
         return found
 
+    @door
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the derivative at these arguments."""
         if tracing.get() is not None or enclosing.get() is not None:

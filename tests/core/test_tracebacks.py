@@ -16,10 +16,10 @@ import pytest
 
 import adjoint as ad
 import adjoint.numpy as anp
-from adjoint import hints, nn, optim, tracebacks, train
+from adjoint import hints, nn, optim, sklearn, tracebacks, train
 from adjoint.interop import onnx
 from adjoint.interop import scipy as interop
-from adjoint.scipy import integrate, linalg, stats
+from adjoint.scipy import integrate, interpolate, linalg, optimize, sparse, stats
 from adjoint.transforms import reverse
 
 X = ad.ones((2, 3), requires_grad=True)
@@ -58,6 +58,10 @@ def assigns():
 def adds():
     x = ad.ones(3)
     x += ad.ones(4)
+
+
+def solution():
+    return integrate.solve_ivp(lambda t, y: -y, (0, 1), X[0], dense_output=True)
 
 
 def in_python():
@@ -129,13 +133,31 @@ CALLS = {
     "warning": (lambda: nn.Linear(3, 1)(np.ones(3)), []),
     "NumPy's warning": (lambda: ad.log(ad.tensor(-1.0)), []),
     "SciPy's function": (lambda: linalg.solve(X, X), []),
+    "SciPy's own error": (lambda: optimize.minimize(lambda x: x @ x, X[0], method="quux"), []),
+    "frozen distribution": (lambda: stats.norm(X, 1.0).pdf(ad.ones(7)), []),
+    "interpolation": (lambda: interpolate.CubicSpline(np.arange(5.0), ad.ones(7)), []),
+    "dense solution": (lambda: solution().sol(ad.ones((2, 2))), []),
+    "sparse array": (lambda: ad.jacobian(ad.sin, sparse=True)(X[0]).quux, []),
+    "sparse derivative": (lambda: ad.jacobian(wrong, sparse=True)(np.ones(3)), ["wrong"]),
+    "compiled sparse derivative": (lambda: ad.compile(ad.jacobian(wrong, sparse=True))(X), ["wrong"]),
+    "pattern": (lambda: ad.sparsity.jacobian(wrong, np.ones(3)), ["wrong"]),
+    "autograd": (lambda: ad.autograd.grad(wrong)(np.ones(3)), ["wrong"]),
+    "estimator": (
+        lambda: sklearn.Classifier(lambda *_: nn.Linear(3, 2)).fit(np.ones((4, 5)), [0, 1, 0, 1]),
+        [],
+    ),
+    "export": (lambda: ad.export(wrong, np.ones(3), path="."), ["wrong"]),
+    "parameter": (lambda: setattr(nn.Linear(3, 4), "weight", 3), []),
 }
 MODULES = [ad, ad.linalg, ad.special, ad.fft, ad.random, ad.tree, ad.inspect, ad.testing, ad.extend]
 MODULES += [interop, onnx, ad.distributed, nn, nn.functional, nn.init, optim, train]
+MODULES += [ad.sparsity, sklearn, sparse, interpolate, stats]
 
 
 def hides(function: object) -> bool:
     if not isinstance(function, FunctionType) or not inspect.signature(function).parameters:
+        return True
+    if not function.__module__.startswith("adjoint."):  # a method of scikit-learn's estimators
         return True
     if function.__module__ in hints.OBSERVED:  # not wrapped, because ad.compile observes their code
         return True
@@ -153,7 +175,8 @@ def test_all_public_functions_and_methods_hide_frames():
                 and cls.__module__.startswith("adjoint.")
                 and not issubclass(cls, Exception)
             ):
-                members = {name: inspect.getattr_static(cls, name) for name in dir(cls) if name[0] != "_"}
+                names = [name for name in dir(cls) if name[0] != "_" or name == "__call__"]
+                members = {name: inspect.getattr_static(cls, name) for name in names}
                 members.pop("forward", None)  # modules call it in __call__
                 shown += [f"{path}.{name}" for name, member in members.items() if not hides(member)]
     assert shown == []

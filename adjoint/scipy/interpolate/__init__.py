@@ -6,6 +6,7 @@ Gradients flow to the data points, to their values, and to the points of evaluat
 
 from typing import Any
 
+from adjoint.hints import add_hints
 from adjoint.scipy.fallback import drop_ins, scipy_only
 from adjoint.scipy.interpolate.grids import RegularGridInterpolator, interp1d, interpn
 from adjoint.scipy.interpolate.polynomials import (
@@ -24,6 +25,7 @@ __dir__ = sorted(__all__).copy
 
 
 globals().update(drop_ins("interpolate", {"interpn": interpn}))
+add_hints(__name__)
 
 
 def __getattr__(name: str) -> Any:

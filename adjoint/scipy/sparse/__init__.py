@@ -6,6 +6,7 @@ those that create matrices return constant SciPy matrices, which the constructor
 
 from typing import Any
 
+from adjoint.hints import add_hints
 from adjoint.scipy.fallback import scipy_only
 from adjoint.scipy.sparse import linalg
 from adjoint.scipy.sparse.arrays import (
@@ -28,6 +29,8 @@ __all__ = [
     "diags_array", "eye", "eye_array", "identity", "linalg",
 ]  # fmt: skip
 __dir__ = sorted(__all__).copy
+
+add_hints(__name__)
 
 
 def __getattr__(name: str) -> Any:

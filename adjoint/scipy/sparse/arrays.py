@@ -14,7 +14,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.roles import MatrixRole
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.core.values import varies
-from adjoint.errors import InputError, ShapeError
+from adjoint.errors import AbsentNameError, InputError, ShapeError
 from adjoint.interop.drop_in import arrays_out
 from adjoint.ops.join import concat
 from adjoint.ops.reduce import floating, sum
@@ -238,7 +238,7 @@ class SparseArray(MatrixRole):
     if not TYPE_CHECKING:  # so that type checkers report unknown names
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"a SparseArray has no attribute {name!r}.  {_INSTEAD}")
+            raise AbsentNameError(f"a SparseArray has no attribute {name!r}.  {_INSTEAD}")
 
     def __repr__(self) -> str:
         return f"<SparseArray of shape {self.shape} with {self.nnz} elements, {self.dtype}>"

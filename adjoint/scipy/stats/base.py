@@ -18,6 +18,7 @@ from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, differentiable
 from adjoint.errors import InputError
 from adjoint.scipy.fallback import drop_in_methods, scipy_method
+from adjoint.tracebacks import door
 
 __all__ = ["Continuous", "Distribution", "Frozen", "log1mexp", "quiet"]
 
@@ -163,8 +164,8 @@ class Frozen:
             raise AttributeError(name)
         method = getattr(self.dist, name)
         if name in _WITHOUT_ARGUMENT:
-            return lambda *args, **kwargs: method(*self.args, *args, **{**self.kwds, **kwargs})
-        return lambda x, *args, **kwargs: method(x, *self.args, *args, **{**self.kwds, **kwargs})
+            return door(lambda *args, **kwargs: method(*self.args, *args, **{**self.kwds, **kwargs}))
+        return door(lambda x, *args, **kwargs: method(x, *self.args, *args, **{**self.kwds, **kwargs}))
 
 
 _WITHOUT_ARGUMENT = frozenset("rvs mean var std median entropy stats support".split())
