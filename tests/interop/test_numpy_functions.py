@@ -265,7 +265,7 @@ CALLS: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
     np.fft.fftfreq: [], np.fft.rfftfreq: [],
     # only values
     np.shape: [call(A)], np.ndim: [call(A)], np.size: [call(A), call(A, 1)],
-    np.iscomplexobj: [call(C)], np.isrealobj: [call(C)], np.array_equiv: [call(A, A)],
+    np.iscomplexobj: [call(C)], np.isscalar: [call(A), call(2.5)], np.isrealobj: [call(C)], np.array_equiv: [call(A, A)],
     np.array_repr: [call(V)], np.array_str: [call(V)], np.array2string: [call(V, precision=2)],
     np.isin: [call(I, [0, 1])], np.digitize: [call(V, [0.0, 1.0])],
     np.histogram: [call(A, bins=3)], np.histogram_bin_edges: [call(A, 3)],

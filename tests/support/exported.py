@@ -57,7 +57,9 @@ class Case:
         """Return the arrays that a call passes to the library."""
         leaves = [a for a in tree.leaves(args) if isinstance(a, (np.ndarray, np.generic, ad.Tensor, float))]
         items = self.library.collected.arguments
-        return [np.array(a, i.dtype, order="C") for a, i in zip(leaves, items, strict=True)]
+        found = [np.array(a, i.dtype, order="C") for a, i in zip(leaves, items, strict=True)]
+        assert [a.shape for a in found] == [i.shape for i in items]
+        return found
 
     def wanted(self, level: str = "portable") -> Runs:
         """Return what ``ad.compile`` computes at a level."""
