@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from adjoint.typing import ArrayLike, DTypeLike
 
 __all__ = [
-    "array", "array_of", "asarray", "check_cast", "check_device", "checked_dtype", "foreign_array", "made",
-    "refuse_foreign", "refuse_masked", "resolved", "tensor", "weak_array", "weak_tensor",
+    "DeviceName", "array", "array_of", "asarray", "check_cast", "check_device", "checked_dtype",
+    "foreign_array", "made", "refuse_foreign", "refuse_masked", "resolved", "tensor", "weak_array",
+    "weak_tensor",
 ]  # fmt: skip
 
 
@@ -484,10 +485,23 @@ def weak_tensor(value: Any, dtype: np.dtype[Any]) -> Tensor:
     return asarray(value)
 
 
+class DeviceName(str):
+    """The device of a tensor whose values a compiled function has left there."""
+
+    __slots__ = ()
+
+
 def check_device(op: str, device: Any) -> None:
-    """Raise for every device except "cpu"; None means "cpu"."""
-    if device is not None and device != "cpu":
-        raise ArgumentError(f'{op}: the only device is "cpu", but got {device!r}.')
+    """Raise for every device except "cpu"; None means "cpu".
+
+    The ``device`` of another tensor is accepted, too: values move when they are used.
+    """
+    if device is not None and device != "cpu" and type(device) is not DeviceName:
+        raise ArgumentError(
+            f'{op}: tensors are made on "cpu", but got {device!r}.\n'
+            "  Compile the function that uses the tensor: ad.compile(step, device=), with a name of "
+            "ad.devices()."
+        )
 
 
 def checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:

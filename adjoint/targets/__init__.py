@@ -39,7 +39,7 @@ def devices() -> list[DeviceInfo]:
 
 def open_device(name: str) -> Device:
     """Return the device with a name such as "opencl" or "opencl:1"; it is opened once per process."""
-    kind, _, index = name.partition(":")
+    kind, _, index = name.partition(":") if isinstance(name, str) else ("", "", "")
     if kind not in _KINDS or not (index.isdecimal() or index == ""):
         raise ArgumentError(
             f'compile: device must be "cpu" or one of {", ".join(_KINDS)}, maybe with an index such as '

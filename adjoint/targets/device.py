@@ -63,6 +63,9 @@ class Memory:
         self.pool.setdefault(self.size, []).append(self.raw)
 
 
+# One for all devices: a call of one reads values of others, so threads with a lock each could wait for ever.
+_LOCK = held_across_fork(threading.RLock())
+
 Place = tuple[Memory, int]  # memory of a device, and an offset in bytes
 
 
@@ -73,7 +76,7 @@ class Device:
     info: DeviceInfo
 
     def __init__(self) -> None:
-        self.lock = held_across_fork(threading.RLock())
+        self.lock = _LOCK
         self.process = os.getpid()
         self.pool: dict[int, list[Any]] = {}
         self.counts = dict.fromkeys(("launches", "uploads", "up", "down", "allocated", "texts"), 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from adjoint.core.convert import DeviceName
 from adjoint.core.tensor import Tensor
 from adjoint.targets.device import Device, Memory, Place
 
@@ -91,7 +92,7 @@ class Remote(Tensor):
     def device(self) -> str:
         """The device of the elements, such as "opencl:0"."""
         value = _SLOT.__get__(self)
-        return value.device.info.name if type(value) is DeviceValue else "cpu"
+        return DeviceName(value.device.info.name) if type(value) is DeviceValue else "cpu"
 
     def __copy__(self) -> Tensor:
         _ = self._data  # this changes the class, so ``super`` cannot be used
@@ -121,7 +122,8 @@ def raw_of(t: Tensor) -> Any:
 
 def put(t: Tensor, value: Any, kind: type) -> None:
     """Set the value of a tensor, and its class: ``Remote`` for a ``DeviceValue``, ``Tensor`` for an array."""
-    t.__class__ = Tensor  # with this order, an interrupt leaves a tensor whose class and value fit
+    # Remote may have an array, but Tensor must have one: so an interrupt, or another thread, finds what fits
+    t.__class__ = Remote
     _SLOT.__set__(t, value)
     t.__class__ = kind
 
@@ -161,6 +163,29 @@ class State(dict[str, Any]):
     def copy(self) -> dict[str, Any]:
         """Return a plain dictionary with the arrays."""
         return dict(self.items())
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Remove an item, and return it, or ``default``."""
+        if key in self:
+            _ = self[key]
+        return super().pop(key, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last item, and return its name and the array."""
+        _ = self.values()
+        return super().popitem()
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return an item; if it is missing, set it to ``default``."""
+        return self[key] if key in self else super().setdefault(key, default)
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    def __eq__(self, other: object) -> bool:
+        return self.copy() == (other.copy() if type(other) is State else other)
+
+    __hash__ = None
 
     def __reduce__(self) -> Any:
         return dict, (self.copy(),)

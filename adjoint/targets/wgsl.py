@@ -51,10 +51,17 @@ class WgslWriter(CWriter):
 
     machine = CWriter.machine._replace(fma=False)  # WGSL may round a fused product twice
 
+    def __init__(self, float64: bool = True) -> None:
+        super().__init__(float64)
+        self.firsts: dict[str, str] = {}  # by an expression: the first constant with it
+        self.forms: dict[str, str] = {}  # by the name of a constant: the first one with its expression
+
     def let(self, text: str, element: str) -> Value:
         """Add a line that assigns the expression ``text`` to a new constant; return the constant."""
         name = self.fresh("v")
         self.line(f"let {name}: {_TYPES[element]} = {text};")
+        key = re.sub(r"\w+", lambda word: self.forms.get(word[0], word[0]), text)
+        self.forms[name] = "load" if key.startswith("bitcast<f32>(H[") else self.firsts.setdefault(key, name)
         return Value(name, element)
 
     def variable(self, name: str, value: Value) -> Value:
@@ -96,8 +103,7 @@ class WgslWriter(CWriter):
         if name == "frem":
             return self.let(f"fmod32({a.text}, {b.text})", kind)
         if a.floating:
-            same = a.text == b.text and name in ("fsub", "fdiv")  # x - x is NaN if x is infinite
-            return self.let(f"{a.text} {_SIGNS[name]} {(self.fixed(b) if same else b).text}", kind)
+            return self.let(f"{a.text} {_SIGNS[name]} {self._apart(name, a, b).text}", kind)
         if kind == "i1":
             return self.let(f"{a.text} {_ON_BOOLS[name]} {b.text}", kind)
         if name in ("and", "or", "xor"):
@@ -112,9 +118,25 @@ class WgslWriter(CWriter):
             return self._wrapped(f"bitcast<i32>({self._unsigned(a)} {sign} {other})", kind)
         return self._wrapped(f"{a.text} {_SIGNS[name]} {b.text}", kind)
 
+    def _apart(self, name: str, a: Value, b: Value) -> Value:
+        """Return the operand ``b``; compilers must not know whether it is ``a``: x - x is NaN for infinities.
+
+        They find different constants with one expression, and loads of one element.
+        """
+        first, second = (self.forms.get(x.text, x.text) for x in (a, b))
+        if name == "fadd":  # x + -x, where a negation is named after its operand
+            cancels = first == f"-({second})" or second == f"-({first})"
+        else:
+            cancels = name in ("fsub", "fdiv") and first == second
+        return self.fixed(b) if cancels else b
+
     def neg(self, a: Value) -> Value:
         """Emit ``-a``."""
-        return self.let(f"-({a.text})", a.element) if a.floating else self.sub(0, a)
+        if not a.floating:
+            return self.sub(0, a)
+        found = self.let(f"-({a.text})", a.element)
+        self.forms[found.text] = f"-({self.forms.get(a.text, a.text)})"
+        return found
 
     def intrinsic(self, name: str, *args: Value) -> Value:
         """Emit a call of the function that is LLVM's intrinsic ``name``."""
@@ -129,12 +151,14 @@ class WgslWriter(CWriter):
             if a.element == "i64":
                 return self.let(f"vec2<u32>(countOneBits({a.text}.x) + countOneBits({a.text}.y), 0u)", "i64")
             return self.let(f"bitcast<i32>(countOneBits{self._unsigned(a)})", a.element)
-        return self.let(f"{_FLOATS[name]}({', '.join(x.text for x in args)})", a.element)
+        found = self.let(f"{_FLOATS[name]}({', '.join(x.text for x in args)})", a.element)
+        return self.fixed(found) if name == "sqrt" else found  # its square is not its operand if that is < 0
 
     def compare(self, predicate: str, a: Any, b: Any) -> Value:
         """Emit a comparison by an LLVM predicate."""
         x, y = self._pair(a, b)
         if x.floating:
+            x = self.fixed(x) if predicate[1:] in ("lt", "le", "gt", "ge") else x  # not min or max: NaN
             return self.let(_compared(predicate, x.text, y.text), "i1")
         order = predicate[-2:]
         if x.element == "i1":

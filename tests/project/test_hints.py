@@ -144,7 +144,8 @@ MESSAGES = {
     ),
     "PyTorch's devices": (
         lambda: ad.tensor([1.0], device="cuda"),
-        "tensor: the only device is \"cpu\", but got 'cuda'.",
+        "tensor: tensors are made on \"cpu\", but got 'cuda'.\n"
+        "  Compile the function that uses the tensor: ad.compile(step, device=), with a name of ad.devices().",
     ),
     "a collective operation of MPI": (
         lambda: ad.distributed.Group().all_reduce,
@@ -324,5 +325,5 @@ def test_modules_may_also_inherit_from_abstract_classes():
 
     with pytest.raises(TypeError, match="abstract"):
         Net()
-    with pytest.raises(ad.errors.AbsentNameError, match=r"Linear has no 'cuda'\.  Use the model as it is"):
+    with pytest.raises(ad.errors.AbsentNameError, match=r"Linear has no 'cuda'\.  Use ad.compile\(step"):
         ad.nn.Linear(1, 1).cuda()

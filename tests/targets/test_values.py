@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import pickle
@@ -126,6 +127,44 @@ def test_optimisers_with_a_state_on_a_device_are_copied() -> None:
     for opt in (twin[1], again):
         (unit,) = opt.groups[0].units
         assert type(unit.state) is dict and all(type(v) is np.ndarray for v in unit.state.values())
+
+
+STATE_READERS: dict[str, Callable[[Any], Any]] = {
+    "index": lambda s: s["m"], "get": lambda s: s.get("m"), "pop": lambda s: s.pop("m"),
+    "setdefault": lambda s: s.setdefault("m"), "values": lambda s: next(iter(s.values())),
+    "items": lambda s: next(iter(s.items()))[1], "popitem": lambda s: s.popitem()[1], "dict": lambda s: dict(s)["m"],
+    "unpacking": lambda s: {**s}["m"], "update": lambda s: collections.ChainMap({}, s)["m"], "or": lambda s: (s | {})["m"],
+    "copy": lambda s: copy.copy(s)["m"], "deepcopy": lambda s: copy.deepcopy(s)["m"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", STATE_READERS)
+def test_every_way_to_read_the_state_of_an_optimiser_gives_arrays(reader: str) -> None:
+    net = Net()
+    net.step(net.x)
+    (unit,) = net.opt.groups[0].units
+    assert type(STATE_READERS[reader](unit.state)) is np.ndarray
+
+
+def test_the_state_of_an_optimiser_is_a_dictionary() -> None:
+    nets = [Net(), Net()]
+    for net in nets:
+        net.step(net.x)
+    a, b = (net.opt.groups[0].units[0].state for net in nets)
+    assert repr(a).startswith("{'m': array([") and "object at" not in str(b)
+    assert a.pop("none", 3) == 3 and a.setdefault("more", 4) == 4 and list(a) == ["m", "v", "more"]
+    a, b = ({k: v.tobytes() for k, v in s.items()} for s in (a, b) if s.pop("more", 4) == 4)
+    assert a == b
+
+
+def test_arrays_are_made_beside_a_tensor_on_a_device() -> None:
+    """As functions of the Array API standard do: they pass the device of a tensor on."""
+    t = on_opencl(lambda x: x * 2)(ad.tensor([1.0, 2.0]))
+    device = t.device
+    assert device == "opencl:0" and ad.zeros(2, device=device).device == "cpu"
+    assert ad.asarray(t, device=device).tolist() == t.to_device(device).tolist() == [2.0, 4.0]
+    with pytest.raises(ArgumentError, match=r"ad\.compile\(step, device=\), with a name of ad\.devices\(\)"):
+        ad.zeros(2, device="opencl:0")
 
 
 def test_a_written_tensor_is_copied_again() -> None:
@@ -357,8 +396,8 @@ def test_arrays_with_too_many_elements() -> None:
         f(ad.ones(46341))
 
 
-@pytest.mark.parametrize("name", ["quantum", "opencl:x", "opencl:99"])
-def test_unknown_devices(name: str) -> None:
+@pytest.mark.parametrize("name", ["quantum", "opencl:x", "opencl:99", 3, None])
+def test_unknown_devices(name: Any) -> None:
     with pytest.raises(ArgumentError, match="device"):
         ad.compile(lambda x: x, device=name)
 

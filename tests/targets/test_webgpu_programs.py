@@ -71,6 +71,26 @@ def test_integers_at_their_limits(dtype: str) -> None:
         assert a.dtype == b.dtype
 
 
+def test_nan_of_compilers_that_assume_none() -> None:
+    """They know that two loads of one element are equal, and find minima in comparisons."""
+    x = ad.tensor(np.array([[np.inf], [np.nan], [-np.inf], [2.0]], "f4"))
+
+    def f(x: Any) -> list[Any]:
+        y = ad.log(ad.abs(x) + np.float32(0.5))
+        found = [x.var(-1), x - x[:, ::-1], x / x.mean(-1, keepdims=True), ad.hypot(x, y), ad.hypot(y, x)]
+        return [
+            *found,
+            ad.where(x > y, x, y),
+            ad.where(y < x, y, x),
+            ad.exp(ad.sigmoid(x)),
+            x + (-x),
+            1 / (1 + ad.sqrt(x) ** 2),
+        ]
+
+    for a, b in zip(on_webgpu(f)(x), f(x), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)
+
+
 @pytest.mark.parametrize(("dtype", "n"), [("f4", 600), ("u1", 9), ("?", 300), ("i8", 256)])
 def test_sorting(dtype: str, n: int) -> None:
     sorted_rows(on_webgpu, dtype, n)
