@@ -72,6 +72,7 @@ def union(a: Any, b: Any) -> Any:
 
 def selected(p: Pattern, index: Array) -> Pattern:
     """Return the rows ``index - 1`` of a pattern; an empty row for the index 0."""
+    check_count(index.size)
     index = index.reshape(-1)
     counts = np.concatenate([[0], np.diff(p.indptr)])[index]
     check_count(int(counts.sum()))
@@ -112,4 +113,6 @@ def stacked(parts: Sequence[Pattern]) -> Pattern:
 
 def numbered(shape: Sequence[int], first: int = 1) -> Array:
     """Return an array of this shape whose elements are numbered from ``first``."""
-    return np.arange(first, first + math.prod(shape)).reshape(shape)
+    count = math.prod(shape)
+    check_count(count)
+    return np.arange(first, first + count).reshape(shape)

@@ -15,6 +15,7 @@ import numpy as np
 from adjoint.core.namespace import raw
 from adjoint.ops.windows import inner_part, padded, spots, whole
 from adjoint.sparsity.pattern import (
+    check_count,
     dense_row,
     grouped,
     made,
@@ -158,29 +159,42 @@ def _scatter(a: Applied) -> list[Any]:
     return [grouped(a.patterns[0], places, math.prod(out.shape))]
 
 
-def _axes(a: Applied, rank: int) -> list[int]:
-    """Return the axes, from 0, along which the op mixes elements of an argument with ``rank`` axes."""
-    axes = a.op.sparsity if isinstance(a.op.sparsity, tuple) else a.params.get("axis", a.params.get("axes"))
-    if axes is None:
-        return list(range(rank))
-    return sorted(
-        {n % rank for n in (axes if isinstance(axes, (tuple, list)) else (axes,)) if -rank <= n < rank}
-    )
+def _axes(a: Applied, k: int, out: int) -> tuple[list[int], list[int]] | None:
+    """Return the axes of argument ``k`` that are not mixed, and those of the result to which they become.
 
-
-def _kept_axes(rank: int, axes: list[int], out: int) -> tuple[list[int], list[int]] | None:
-    """Return the axes of an argument that are not mixed, and those of the result with the same lengths.
-
-    ``axes`` are the mixed axes of the argument, ``rank`` and ``out`` the numbers of axes.  None if unknown.
+    ``out`` is the number of axes of the result.  None if they are unknown.
     """
-    kept = [n for n in range(rank) if n not in axes]
-    if out == rank:
-        return kept, kept
-    if out == len(kept):
-        return kept, list(range(out))
-    if axes and axes[-1] - axes[0] == len(axes) - 1 and out > len(kept):  # take: one axis becomes several
-        return kept, [n if n < axes[0] else n - rank + out for n in kept]
-    return None
+    named = a.op.sparsity if isinstance(a.op.sparsity, tuple) else a.params.get("axis", a.params.get("axes"))
+    rank = len(a.shape(k))
+    if named is None:
+        return [], []
+    if any(map(a.is_index, range(len(a.args)))):
+        return _around(a, k, rank, out, named)
+    axes = named if isinstance(named, (tuple, list)) else (named,)
+    if any(not -rank <= n < rank for n in axes):
+        return None
+    kept = [n for n in range(rank) if n - rank not in axes and n not in axes]
+    if out < rank:
+        return (kept, list(range(out))) if out == len(kept) else None
+    if out > rank and any(n >= 0 for n in axes):
+        return None
+    return kept, [n - rank + out for n in kept]  # arguments that broadcast are aligned at their last axes
+
+
+def _around(a: Applied, k: int, rank: int, out: int, axis: Any) -> tuple[list[int], list[int]] | None:
+    """Return the axes before and after the axis of an op with an index, whose axes may take its place.
+
+    The axis is one of the result if the op scatters, otherwise one of the first argument.
+    """
+    whole = out if a.op.sparsity == "scatter" else len(a.shape(0))
+    if not isinstance(axis, int) or not -whole <= axis < whole or (k > 0 and rank != whole):
+        return None
+    before = axis % whole
+    after = whole - 1 - before
+    if before + after > min(rank, out):
+        return None
+    ends = [[*range(before), *range(n - after, n)] for n in (rank, out)]
+    return ends[0], ends[1]
 
 
 def _along(a: Applied) -> list[Any]:
@@ -188,9 +202,8 @@ def _along(a: Applied) -> list[Any]:
     found: list[Any] = [None] * len(a.outs)
     for k in a.active:
         shape, p = a.shape(k), a.patterns[k]
-        axes = _axes(a, len(shape))
         for n, out in enumerate(a.outs):
-            pair = _kept_axes(len(shape), axes, len(out.shape))
+            pair = _axes(a, k, len(out.shape))
             if pair is None:
                 return _dense(a)
             mine, theirs = pair
@@ -198,22 +211,27 @@ def _along(a: Applied) -> list[Any]:
             groups = numbered(lengths)
             if any(shape[i] not in (1, out.shape[j]) for i, j in zip(mine, theirs, strict=True)):
                 return _dense(a)
-            own = np.broadcast_to(np.expand_dims(groups, axes), shape)
+            mixed = [i for i in range(len(shape)) if i not in mine]
+            own = np.broadcast_to(np.expand_dims(groups, mixed), shape)
             wide = [out.shape[j] for j in theirs]
             others = [j for j in range(len(out.shape)) if j not in theirs]
             target = np.broadcast_to(np.expand_dims(np.broadcast_to(groups, wide), others), out.shape)
-            mixed = selected(grouped(p, own, groups.size), target)
-            found[n] = union(found[n], mixed)
+            found[n] = union(found[n], selected(grouped(p, own, groups.size), target))
     return found
 
 
 def _running(a: Applied) -> list[Any]:
     """A running sum: each element depends on itself and the elements before it along ``axis``."""
-    shape = a.shape(0)
-    rows = np.moveaxis(numbered(shape, 0), a.params["axis"], -1)
-    i, j = np.tril_indices(rows.shape[-1])
-    size = math.prod(shape)
-    return [placed(rows[..., i].reshape(-1), rows[..., j].reshape(-1), (size, size)) @ a.patterns[0]]
+    shape, size = a.shape(0), math.prod(a.shape(0))
+    axis = a.params["axis"] % len(shape)
+    step = math.prod(shape[axis + 1 :])
+    check_count(size * (shape[axis] + 1) // 2)
+    elements = numbered(shape, 0).reshape(-1)
+    counts = elements // step % shape[axis] + 1
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    first = elements - (counts - 1) * step
+    before = np.repeat(first - step * ends[:-1], counts) + step * np.arange(ends[-1])
+    return [made(before, ends, size) @ a.patterns[0]]
 
 
 def _labels(a: Applied) -> tuple[list[str], str, dict[str, int]]:

@@ -49,7 +49,7 @@ def pattern_of_run(trace: Any, run: Recorded) -> Any:
     elements the pattern depends are guarded.
     """
     symbols = [Symbolic(trace, x.shape, x.dtype) for x in run.inputs]
-    pushed = within(grad_mode, False, push_along, run, [wrap(s) for s in symbols])
+    pushed = within(grad_mode, False, push_along, run, [wrap(s) for s in symbols], False)
     values = [trace.value(t) for t in pushed]
     captured = {id(h.tensor): h.data for h in trace.held.values() if type(h.data) is np.ndarray}
     constants = Constants(trace.program, captured)

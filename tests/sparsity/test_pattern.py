@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -161,9 +163,21 @@ def test_a_large_pattern_takes_memory_in_its_entries() -> None:
     assert pattern.shape == (n - 2, n) and pattern.nnz == 3 * (n - 2)
 
 
-def test_a_dense_result_of_many_elements_is_an_error_in_words() -> None:
-    with pytest.raises(ad.errors.InputError, match=r"pattern has 1.0e\+10 entries"):
-        ad.sparsity.jacobian(lambda x: x - x.mean(), np.ones(100_000))
+@pytest.mark.parametrize(
+    ("f", "count"),
+    [
+        (lambda x: x - x.mean(), "1.0e+10"),
+        (ad.cumsum, "5.0e+09"),
+        (ad.sort, "1.0e+10"),
+        (lambda x: ad.outer(x, x).sum(axis=0), "1.0e+10"),
+    ],
+)
+def test_a_dense_result_of_many_elements_is_an_error_in_words(f: Any, count: str) -> None:
+    tracemalloc.start()
+    with pytest.raises(ad.errors.InputError, match=re.escape(f"pattern has {count} entries")):
+        ad.sparsity.jacobian(f, np.ones(100_000))
+    assert tracemalloc.get_traced_memory()[1] < 1e8
+    tracemalloc.stop()
 
 
 def test_a_condition_on_a_tensor_is_the_usual_error() -> None:
