@@ -350,14 +350,47 @@ def test_properties_of_matrices_do_not_cause_traces(f: Any) -> None:
     assert compiled.stats()["traces"] == 1
 
 
-def test_matrices_that_a_compiled_function_reads_are_guarded() -> None:
+USES: list[Any] = [
+    lambda a, x: a @ x,
+    lambda a, x: x @ a,
+    lambda a, x: a.T @ x,
+    lambda a, x: a.dot(x) + a.matvec(x),
+    lambda a, x: (a * 2 - a / 3) @ x,
+    lambda a, x: (-a).data.sum() * x,
+    lambda a, x: (a + KEPT).toarray() @ x,
+    lambda a, x: a.sum(axis=0) * a.diagonal() * x,
+    lambda a, x: ad.scipy.sparse.linalg.spsolve(a, x),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("transform", [ad.compile, lambda f: ad.jacobian(f, sparse=True)])
+def test_matrices_that_a_compiled_function_reads_are_guarded(use: Any, transform: Any) -> None:
     matrix = ad.scipy.sparse.csr_array(np.triu(np.outer(X, X)))
-    compiled = ad.compile(lambda x: matrix.T @ x)
-    for _ in range(2):
-        np.testing.assert_allclose(compiled(X), matrix.toarray().T @ X, rtol=1e-12)
-        matrix.data = matrix.data * 2
-    matrix = ad.scipy.sparse.csr_array(np.eye(8))
-    np.testing.assert_array_equal(compiled(X), X)
+    f = lambda x: use(matrix, x)
+    compiled = transform(f)
+    for change in range(4):
+        if change == 1:
+            matrix.data = matrix.data * 2
+        elif change == 2:
+            matrix.data[:] = 3.0
+        elif change == 3:
+            matrix = ad.scipy.sparse.csr_array(np.eye(8))
+        expected = f(X) if transform is ad.compile else ad.jacobian(f)(X)
+        found = compiled(X)
+        found = found if isinstance(found, np.ndarray) else found.toarray()
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_compiled_functions_do_not_convert_captured_tensors() -> None:
+    """Values that an op needs when it is traced are not those of a later call."""
+    sigma, a = ad.tensor(1.0), ad.tensor(np.eye(8))
+    for f in (
+        lambda x: ad.scipy.ndimage.gaussian_filter(x, sigma),
+        lambda x: ad.scipy.sparse.csr_array(a) @ x,
+    ):
+        with pytest.raises(ad.errors.InputError, match=r"transform|radius= "):
+            ad.compile(f)(X)
 
 
 def test_the_program_is_used_again() -> None:

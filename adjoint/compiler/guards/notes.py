@@ -24,6 +24,7 @@ from adjoint.compiler.guards.values import (
     is_plain,
 )
 from adjoint.compiler.program.symbols import NUMBERS, UNKNOWN, Number, Symbolic, plain
+from adjoint.core.roles import MatrixRole
 from adjoint.core.tensor import Tensor, Traced
 
 __all__ = ["DICT_VIEWS", "INERT", "Notes", "is_empty", "is_inert", "names_of"]
@@ -323,6 +324,9 @@ class Notes:
             todo += elements_of(each)
         elif is_module(each):
             self._node(each)
+        elif isinstance(each, MatrixRole):
+            self.made(each)  # the result of a derivative or an op, if it was not read from a variable
+            return [self.note(each, "attribute", name, value) for name, value in vars(each).items()]
         if is_library(kind) or not (is_own_class(kind) or kind is types.SimpleNamespace):
             return todo
         if id(each) in self.local and is_foreign(kind):  # what it was given has been noted

@@ -139,7 +139,7 @@ class Operations(Notes):
         if kind in PLAIN_CONTAINERS:
             return getattr(o, name)
         if issubclass(kind, MatrixRole):
-            return self._of_matrix(o, kind, name)
+            return getattr(self.deep(o), name)
         try:
             return self._of_object(o, kind, name)
         except AttributeError:
@@ -162,14 +162,6 @@ class Operations(Notes):
         if made is not None:
             self._static(cls, name, static)
         return made
-
-    def _of_matrix(self, o: Any, kind: type, name: str) -> Any:
-        """Return an attribute of a sparse matrix; properties, such as ``T``, make a new object each time."""
-        if id(o) not in self.nodes:  # the result of a derivative or an op
-            self.made(o)
-        if not isinstance(class_attribute(kind, name), property):
-            return self._of_object(o, kind, name)
-        return self._computed(o, kind, getattr(o, name))
 
     def _computed(self, o: Any, kind: type, value: Any) -> Any:
         """Return an attribute that a library makes at each access from what the object ``o`` stores."""
@@ -447,6 +439,9 @@ class Operations(Notes):
         f = OPERATIONS[op]
         if type(a) in INERT and all(type(b) in INERT for b in rest):
             return f(a, *rest)
+        for x in (a, *rest):
+            if isinstance(x, MatrixRole):
+                self.deep(x)
         for method, operands in self._methods_of(op, a, *rest):
             found = method(*operands)
             if found is not NotImplemented:

@@ -12,7 +12,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.docstrings import SharedDoc
 from adjoint.core.namespace import rec
 from adjoint.core.roles import MatrixRole
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.core.tensor import Tensor, concrete, wrap
 from adjoint.core.values import varies
 from adjoint.errors import AbsentNameError, InputError, ShapeError
 from adjoint.interop.drop_in import arrays_out
@@ -160,9 +160,9 @@ class SparseArray(MatrixRole):
         raise InputError(f"a SparseArray cannot be converted to a NumPy array.\n  {_INSTEAD}")
 
     def numpy_value(self, name: str) -> Any:
-        """Return the SciPy matrix, for SciPy's function ``name``; raise if the elements require grad."""
+        """Return the SciPy matrix, for SciPy's function ``name``; raise if the elements are not constant."""
         check_conversion(self.data, f"an array for {name}", "It has no derivative in adjoint.")
-        return self.constant()
+        return self.pattern.matrix(concrete(self.data, name)).tocsr()
 
     @arrays_out
     def __matmul__(self, other: Any) -> Tensor:
