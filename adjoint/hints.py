@@ -158,7 +158,12 @@ def check_keywords(function: Callable[..., Any], given: Mapping[str, Any], name:
 
 
 def _check_lengths(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Raise an error if a function whose first parameter is ``shape`` was given several lengths instead."""
+    """Raise an error if a function was given several lengths instead of one argument."""
+    if function.__name__ == "repeat" and len(args) > 3:
+        raise InputError(
+            "repeat: repeats is one argument, and repeats elements.  For copies of the whole tensor use "
+            f"ad.tile(x, {args[1:]})."
+        ) from None
     given = next((k for k, a in enumerate(args) if not isinstance(a, int)), len(args))
     if (
         given > 1

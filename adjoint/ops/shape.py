@@ -270,9 +270,11 @@ def _permuted(op: str, x: Tensor, axes: Any) -> Tensor:
     given = tuple(axes) if isinstance(axes, (tuple, list, range)) else (axes,)
     order = tuple(canonical_axis(op, a, x.ndim) for a in given)
     if sorted(order) != list(range(-x.ndim, 0)):
+        swap = len(set(given)) == len(given) == 2
+        advice = f"Use x.swapaxes{given} to exchange two axes" if swap else "List each axis once"
         raise ShapeError(
             f"{op}: axes must be a permutation of the {x.ndim} axes of shape {x.shape}, but is {given}.\n"
-            "  List each axis once."
+            f"  {advice}."
         )
     return rec.permute_dims(x, axes=order)
 

@@ -39,6 +39,7 @@ from adjoint.autograd.test_util import check_grads, check_vjp, combo_check
 from adjoint.autograd.tracer import getval, new_box, trace, trace_stack
 from adjoint.autograd.util import func, quick_grad_check, subval, subvals
 from adjoint.autograd.wrap_util import get_name, wraps
+from adjoint.errors import InputError
 
 MODULES = """
     numpy numpy.linalg numpy.fft numpy.random numpy.numpy_boxes numpy.numpy_vspaces numpy.numpy_vjps scipy scipy.special
@@ -379,3 +380,13 @@ def test_a_number_is_a_scalar_and_has_a_gradient():
 
     assert autograd.grad(f)(numpy.ones(2)).tolist() == [1.0, 1.0]
     assert seen == [True, False, False] and np.isscalar(1.0) and not np.isscalar(numpy.ones(()))
+
+
+def test_a_tensor_in_place_of_a_function_is_an_error():
+    x = ad.ones(3, requires_grad=True)
+    with pytest.raises(InputError) as raised:
+        ad.autograd.grad((x * x).sum(), [x])  # PyTorch's torch.autograd.grad
+    assert str(raised.value) == (
+        "autograd.grad: the first argument must be a function, not a tensor.  For the gradients of a tensor use "
+        "ad.gradients(y, [x])."
+    )

@@ -285,6 +285,11 @@ MISTAKES = [
     (ShapeError, lambda: ad.transpose(a23, 0, 0),
      "transpose: axes must be a permutation of the 2 axes of shape (2, 3), but is (0, 0).\n"
      "  List each axis once."),
+    (ShapeError, lambda: ad.ones((2, 3, 4)).transpose(1, 2),
+     "transpose: axes must be a permutation of the 3 axes of shape (2, 3, 4), but is (1, 2).\n"
+     "  Use x.swapaxes(1, 2) to exchange two axes."),
+    (InputError, lambda: ad.ones((2, 3)).repeat(1, 3, 1, 1),
+     "repeat: repeats is one argument, and repeats elements.  For copies of the whole tensor use ad.tile(x, (1, 3, 1, 1))."),
     (ShapeError, lambda: ad.tensor([1.0]).mT, "matrix_transpose: x must have at least two axes, but has shape (1,)."),
     (ShapeError, lambda: ad.moveaxis(a23, (0, 1), 0),
      "moveaxis: source and destination must list equally many axes, each axis once, but are (0, 1) and 0."),
