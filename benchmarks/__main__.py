@@ -195,14 +195,14 @@ def merged(before: Numbers, numbers: Numbers, names: Sequence[str]) -> Numbers:
 def write(numbers: Numbers, folder: Path = DOCS) -> None:
     """Write performance.json, and the pages and the charts that come from it."""
     text = json.dumps(numbers, indent=1, ensure_ascii=False)
-    (folder / "performance.json").write_text(_compact(text) + "\n")
+    (folder / "performance.json").write_text(compact(text) + "\n")
     (folder / "performance.md").write_text(page(numbers))
     (folder / "performance_targets.md").write_text(targets_page(numbers))
     charts.write(numbers, folder)
 
 
-def _compact(text: str) -> str:
-    """Put lists of numbers on one line."""
+def compact(text: str) -> str:
+    """Put the lists of numbers in a JSON text on one line each."""
     import re
 
     return re.sub(r"\[\s+([-\d.e,\s]+?)\s+\]", lambda m: "[" + ", ".join(m[1].split(",\n")) + "]", text)

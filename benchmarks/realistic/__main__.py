@@ -9,53 +9,42 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import pkgutil
-import statistics
 import time
-from pathlib import Path
 
 import benchmarks.realistic
-from benchmarks.harness import FEWEST_ROUNDS, Case, Numbers, Result, measure, quartiles, release
-from benchmarks.report import duration, table
+from benchmarks.__main__ import compact, machine
+from benchmarks.harness import FEWEST_ROUNDS, THREADS, Case, Numbers, Result, measure, quartiles, release
+from benchmarks.realistic.page import DOCS, HEADS, PAIRS, cells, page, summary
+from benchmarks.report import table
 
-__all__ = ["all_cases", "row", "summary"]
-
-ENGINES = ("adjoint-compile", "adjoint", "torch", "jax-jit")
-PAIRS = (
-    ("adjoint-compile", "jax-jit"), ("adjoint-compile", "torch"), ("adjoint-compile", "adjoint"),
-    ("adjoint", "torch"),
-)  # fmt: skip
-HEADS = [
-    "program",
-    "compiled",
-    "eager",
-    "PyTorch",
-    "jax.jit",
-    "c / jax",
-    "c / torch",
-    "c / eager",
-    "eager / torch",
-]
+__all__ = ["families", "row"]
 
 
-def all_cases() -> dict[str, list[Case]]:
-    """The cases of each family, by the name of its module; a module without ``CASES`` is no family."""
-    found = {}
+def families() -> tuple[dict[str, str], dict[str, list[Case]]]:
+    """The heading and the cases of each module with ``CASES``, by its name."""
+    headings, found = {}, {}
     for info in pkgutil.iter_modules(benchmarks.realistic.__path__):
         if not info.name.startswith("__"):
             module = importlib.import_module(f"{benchmarks.realistic.__name__}.{info.name}")
             if hasattr(module, "CASES"):
+                headings[info.name] = (
+                    (module.__doc__ or info.name).splitlines()[0].partition(":")[0].rstrip(".")
+                )
                 found[info.name] = module.CASES
-    return found
+    return headings, found
 
 
-def row(result: Result) -> Numbers:
+def row(family: str, result: Result) -> Numbers:
     """The seconds and ratios of a case: quartiles."""
     return {
+        "family": family,
         "seconds": {name: quartiles(taken) for name, taken in result.seconds.items()},
         "ratios": {
-            f"{ours}/{peer}": quartiles(result.ratios(peer, ours))
-            for ours, peer in PAIRS
+            pair: quartiles(result.ratios(peer, ours))
+            for pair in PAIRS
+            for ours, _, peer in [pair.partition("/")]
             if {ours, peer} <= set(result.seconds)
         },
         "left out": result.left_out,
@@ -63,26 +52,25 @@ def row(result: Result) -> Numbers:
     }
 
 
-def summary(rows: dict[str, Numbers]) -> str:
-    """The medians of the ratios, and the programs in which one is above 1."""
-    lines = []
-    for ours, peer in PAIRS:
-        pair = f"{ours}/{peer}"
-        found = {name: r["ratios"][pair][1] for name, r in rows.items() if pair in r["ratios"]}
-        if pair == "adjoint/torch":
-            found = {name: value for name, value in found.items() if rows[name]["network"]}
-        above = [f"{name} ({value:.2f})" for name, value in found.items() if value > 1]
-        if found:
-            lines.append(f"{pair}: median {statistics.median(found.values()):.2f} of {len(found)}; above 1: "
-                         f"{', '.join(above) or 'none'}")  # fmt: skip
-    return "\n".join(lines)
-
-
-def cells(name: str, found: Numbers) -> list[str]:
-    """A line of the table."""
-    times = [duration(found["seconds"][e][1]) if e in found["seconds"] else "–" for e in ENGINES]
-    ratios = [found["ratios"].get(f"{a}/{b}") for a, b in PAIRS]
-    return [name, *times, *("–" if r is None else f"{r[1]:.2f}" for r in ratios)]
+def run(names: list[str], rounds: int, seconds: float) -> Numbers:
+    """Measure all programs, or those with one of ``names`` in their names; print a line for each."""
+    if hasattr(os, "sched_setaffinity"):  # JAX takes all the processors there are
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+    headings, cases = families()
+    rows: dict[str, Numbers] = {}
+    for family, case in [(family, case) for family, members in cases.items() for case in members]:
+        if names and not any(n in case.name or n == family for n in names):
+            continue
+        began = time.perf_counter()
+        try:
+            rows[case.name] = row(family, measure(case, rounds, seconds=seconds))
+        except Exception as error:
+            print(f"{case.name}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+            continue
+        release()
+        taken = f"[{time.perf_counter() - began:.0f} s]"
+        print("  ".join(cells(case.name, rows[case.name])), taken, sep="   ", flush=True)
+    return {"machine": machine(), "threads": THREADS, "families": headings, "rows": rows}
 
 
 def main() -> None:
@@ -92,29 +80,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=2.0, help="per program, once seven rounds are done")
     parser.add_argument("--quick", action="store_true", help="seven rounds")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/realistic.*; with names, these programs alone"
+    )
+    parser.add_argument("--page", action="store_true", help="write the page again from docs/realistic.json")
     options = parser.parse_args()
-    rounds, seconds = (FEWEST_ROUNDS, 0.0) if options.quick else (options.rounds, options.seconds)
-    rows: dict[str, Numbers] = {}
-    for family, cases in all_cases().items():
-        for case in cases:
-            if options.names and not any(n in case.name or n == family for n in options.names):
-                continue
-            began = time.perf_counter()
-            try:
-                rows[case.name] = row(measure(case, rounds, seconds=seconds))
-            except Exception as error:
-                print(f"{case.name}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
-                continue
-            release()
-            print(
-                "  ".join(cells(case.name, rows[case.name])),
-                f"  [{time.perf_counter() - began:.0f} s]",
-                flush=True,
-            )
-    print(f"\n{table([cells(n, r) for n, r in rows.items()], HEADS)}\n\n{summary(rows)}")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False))
+    stored = DOCS / "realistic.json"
+    before: Numbers = json.loads(stored.read_text()) if stored.exists() else {"rows": {}}
+    if not options.page:
+        rounds, seconds = (FEWEST_ROUNDS, 0.0) if options.quick else (options.rounds, options.seconds)
+        numbers = run(options.names, rounds, seconds)
+        rows = numbers["rows"]
+        print(f"\n{table([cells(n, r) for n, r in rows.items()], HEADS)}\n")
+        for pair, title in PAIRS.items():
+            middle, count, above = summary(rows, pair)
+            print(f"{title}: median {middle:.2f} of {count}; above 1: {above or 'none'}")
+        before = numbers | {"rows": before["rows"] | rows if options.names else rows}
+    if options.write or options.page:
+        stored.write_text(compact(json.dumps(before, indent=1, ensure_ascii=False)) + "\n")
+        (DOCS / "realistic.md").write_text(page(before))
 
 
 if __name__ == "__main__":

@@ -740,9 +740,11 @@ def test_a_build_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_realistic_programs_have_names_and_engines() -> None:
-    from benchmarks.realistic.__main__ import all_cases
+    from benchmarks.realistic.__main__ import families
 
-    cases = [case for family in all_cases().values() for case in family]
+    headings, found = families()
+    cases = [case for family in found.values() for case in family]
+    assert set(headings) == set(found) and all(headings.values())
     assert len({case.name for case in cases}) == len(cases) > 40
     assert all({"adjoint", "adjoint-compile", "torch"} <= set(case.engines) for case in cases)
 
@@ -758,10 +760,14 @@ def test_a_realistic_program_computes_the_same_compiled() -> None:
 
 
 def test_the_summary_names_the_programs_above_one() -> None:
-    from benchmarks.realistic.__main__ import summary
+    from benchmarks.realistic.page import page, summary
 
+    pair = "adjoint-compile/torch"
     rows = {
-        name: {"ratios": {"adjoint-compile/torch": [0.5, value, 3.0]}, "network": False}
+        name: {"family": "steps", "seconds": {}, "ratios": {pair: [0.5, value, 3.0]}, "network": False}
         for name, value in (("fast", 0.5), ("slow", 2.0))
     }
-    assert summary(rows) == "adjoint-compile/torch: median 1.25 of 2; above 1: slow (2.00)"
+    assert summary(rows, pair) == (1.25, 2, {"slow": 2.0})
+    text = page({"rows": rows, "families": {"steps": "Steps"}, "machine": {"NumPy": "2"}, "threads": 2})
+    assert "| compiled / PyTorch | 1.25 | 2 | slow (2.00) |" in text
+    assert "| fast | – | – | – | – | – | 0.50 | – | – |" in text
