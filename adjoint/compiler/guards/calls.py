@@ -23,7 +23,7 @@ import numpy as np
 from adjoint.compiler.guards.notes import DICT_VIEWS, INERT, is_empty, is_inert
 from adjoint.compiler.guards.operations import PLAIN_CONTAINERS, Operations
 from adjoint.compiler.guards.places import is_foreign, is_own, library_of, own_function
-from adjoint.compiler.guards.reads import MISSING
+from adjoint.compiler.guards.reads import MISSING, assign
 from adjoint.compiler.guards.values import BOUND, CONTAINERS, class_attribute, is_module
 from adjoint.compiler.program.symbols import Number, Symbolic, plain
 from adjoint.core.tensor import Tensor
@@ -43,7 +43,7 @@ _ITERATING = frozenset(
 _READ_ELEMENTS = frozenset((sum, min, max, sorted))
 _QUIET = frozenset(
     (isinstance, issubclass, callable, id, type, print, setattr, delattr, object, property, staticmethod,
-     classmethod, Exception, range, slice, super, open, input, locals, globals, vars, dir, eval, exec)
+     classmethod, Exception, range, slice, super, open, input, locals, globals, dir, eval, exec)
 )  # fmt: skip
 # special methods that built-in functions call, after the type that Python requires of their results
 _CONVERSIONS: dict[Any, tuple[Any, ...]] = {
@@ -153,7 +153,9 @@ class Calls(Operations):
             if inner is copy or inner is deepcopy:
                 return functools.partial(self._duplicated, f)
             made = self._rebuilt(f) if inner is f else f
-            return self._library(made, inner) if library_of(inner) else self._opaque(made)
+            if library_of(inner):
+                return self._library(made, inner)
+            return self._opaque(made, plainly=made is f and _is_python(inner))
         if isinstance(f, functools.partial):
             self._all(f.keywords)
             return functools.partial(self.call(f.func), *f.args, **f.keywords)
@@ -379,14 +381,24 @@ class Calls(Operations):
             self._node(value)
         return value
 
-    def _opaque(self, f: Any, used: Any = None, new: bool = False) -> Any:
-        """Return a form of C code, or of code of other packages, that notes all that its arguments reach."""
+    def _opaque(self, f: Any, used: Any = None, new: bool = False, plainly: bool = False) -> Any:
+        """Return a form of C code, or of code of other packages, that notes all that its arguments reach.
+
+        ``plainly`` means that it gets plain numbers in place of symbols: it may ask for the types of numbers.
+        """
 
         def call(*args: Any, **kwargs: Any) -> Any:
             mark = len(self.log)
-            for a in (*args, *kwargs.values(), getattr(f, "__self__", None) if used is None else used):
-                self._use(a)
-            found = f(*args, **{k: self._called(v) if k == "key" else v for k, v in kwargs.items()})
+            if plainly:
+                args, kwargs = self._settled(args, kwargs)
+            owner = getattr(f, "__self__", None) if used is None else used
+            places = self._used_by((*args, *kwargs.values(), owner), plainly)
+            kwargs = {k: self._called(v) if k == "key" else v for k, v in kwargs.items()}
+            try:
+                found = self._tried(f, args, kwargs)
+            finally:
+                for read, number in places:
+                    assign(read, read.parent.seen, number)
             owners = (*args, getattr(f, "__self__", None))
             changed = any(id(a) in self.local and isinstance(a, CONTAINERS) for a in owners)
             if found is None and not changed:  # nothing that it read is used
@@ -400,6 +412,40 @@ class Calls(Operations):
             return self.made(found) if new or alone or _is_new(found) else found
 
         return call
+
+    def _used_by(self, values: tuple[Any, ...], plainly: bool) -> list[tuple[Any, Any]]:
+        """Note all that can be reached from values that code of another package reads.
+
+        If ``plainly`` is true, places outside that hold symbols get their values, which are guarded; return
+        these places and the symbols.
+        """
+        places: list[Any] = self.places() if plainly else []
+        known = self.deeply
+        if places:
+            self.deeply = set()
+        for each in values:
+            self._use(each)
+        reached = [r for r in places if id(r.parent.seen) in self.deeply]
+        found: list[tuple[Any, Any]] = [(r, now) for r in reached if type(now := r.present()) is Number]
+        for read, number in found:
+            assign(read, read.parent.seen, number.fixed())
+        self.deeply |= known
+        return found
+
+    def _settled(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments with plain numbers in place of symbols."""
+        return tuple(map(self.settled, args)), {k: self.settled(v) for k, v in kwargs.items()}
+
+    def _tried(self, f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call C code, or code of other packages; if it does not accept symbols, pass it plain numbers."""
+        try:
+            return f(*args, **kwargs)
+        except (TypeError, pickle.PicklingError):
+            count = self.settles
+            args, kwargs = self._settled(args, kwargs)
+            if self.settles == count:
+                raise
+        return f(*args, **kwargs)
 
     def _rebuilt(self, f: Any, depth: int = 0) -> Any:
         """Return a function that is not the user's, with the user's functions in its closure observed."""
@@ -428,6 +474,11 @@ def copied(f: types.FunctionType, code: types.CodeType, closure: tuple[Any, ...]
         setattr(made, name, getattr(f, name))
     made.__dict__.update(f.__dict__)
     return made
+
+
+def _is_python(f: Any) -> bool:
+    """Return whether a callable is Python code that is not observed."""
+    return isinstance(f, types.FunctionType) and not is_own(f)
 
 
 def _is_user_function(value: Any) -> bool:
@@ -469,6 +520,15 @@ def _set_attribute(observer: Calls, f: Any, o: Any, name: str, value: Any) -> No
     observer._store(value, o, name, False)
 
 
+def _vars(observer: Calls, f: Any, *owner: Any) -> Any:
+    if not owner:
+        return dict(sys._getframe(1).f_locals)
+    (o,) = owner
+    found = vars(o)
+    new = type(found) is not dict or isinstance(o, types.ModuleType)  # a view of a class
+    return found if new else observer._attribute(o, "__dict__")
+
+
 def _range(observer: Calls, f: Any, *args: Any, **kwargs: Any) -> Any:
     for a in args:
         if type(a) is Number:
@@ -486,7 +546,7 @@ def _next(observer: Calls, f: Any, iterator: Any, *default: Any) -> Any:
 
 
 _SPECIAL: dict[Any, Any] = {
-    getattr: _get_attribute, next: _next, type: _type, range: _range,
+    getattr: _get_attribute, next: _next, type: _type, range: _range, vars: _vars,
     setattr: _set_attribute, reversed: Calls._reversed,
     dict: Calls._copied, OrderedDict: Calls._copied,
     pickle.loads: Calls._duplicated,

@@ -85,6 +85,7 @@ class Notes:
         self.numbers: list[tuple[Read, Any]] = []
         self.stores: dict[tuple[int, Any], Read] = {}  # places that get a symbol, and what was there before
         self.number: Callable[[Read], Any] = lambda read: read.seen
+        self.settles = 0  # how many symbols were replaced by their values
 
     def root(self, value: Any, what: str) -> None:
         """Give a name to a fixed object, such as an argument of the function."""
@@ -128,8 +129,8 @@ class Notes:
         self.log.append((parent, index, child))
         if self.varying and child.place() in self.varying:
             return self._vary(child)
-        if type(value) is Number and any(value is n for _, n in self.numbers):  # another way to a variable
-            child.seen, child.varies = value.now, True
+        if type(value) is Number and (found := self._place_of(value)):  # another way to a variable
+            child.seen, child.varies = found.seen, True
             return value
         if not is_inert(value) and id(value) not in self.local:
             known = self.nodes.setdefault(id(value), child)
@@ -147,6 +148,26 @@ class Notes:
         self.numbers.append((read, number))
         assign(read, read.parent.seen, number)
         return number
+
+    def places(self) -> list[Read]:
+        """Return the places outside that hold symbols, as reads of what they held before."""
+        return [*(read for read, _ in self.numbers), *self.stores.values()]
+
+    def _place_of(self, number: Any) -> Read | None:
+        return next((r for r in self.places() if r.present() is number), None)
+
+    def _before(self, value: Any) -> Any:
+        """Return an element of a container; for a symbol, what was in its place before the trace."""
+        found = self._place_of(value) if type(value) is Number else None
+        return value if found is None else found.seen
+
+    def _vary_in(self, owner: Any, space: Any, kind: str) -> None:
+        """Give symbols to the numbers in a dictionary, or in the attributes of an object, that vary."""
+        if self.varying and id(owner) not in self.local:
+            what = self._what(owner)
+            for key, value in [*space.items()]:
+                if type(value) in NUMBERS and (_path(what, kind, key), kind) in self.varying:
+                    self.note(owner, kind, key, value)
 
     def put_back(self, failed: bool = False) -> None:
         """Assign plain numbers to the variables that have symbols: those from before the trace.
@@ -187,6 +208,7 @@ class Notes:
         """Return a value that is stored outside, with plain numbers in place of the symbols in it."""
         kind = type(value)
         if kind is Number:
+            self.settles += 1
             return value.fixed()
         if depth == DEEPEST or kind in INERT:
             return value
@@ -252,14 +274,16 @@ class Notes:
         constant = type(x) is tuple and id(x) not in self.nodes and all(map(is_inert, x))
         if constant or id(x) in self.local or isinstance(x, DICT_VIEWS):
             return
+        if isinstance(x, MAPPINGS):
+            self._vary_in(x, x, "item")
         elements = elements_of(x)
-        self.note(x, "all", None, elements)
+        self.note(x, "all", None, tuple(map(self._before, elements)) if self.places() else elements)
         parent = self.nodes[id(x)].children.get(_index("all", None))
         if parent is None:
             return
         count = len(elements) // 2 if isinstance(x, MAPPINGS) else 0
         for k, each in enumerate(elements):
-            if not is_inert(each):
+            if not is_inert(each) or type(each) is Number:
                 key = elements[k - count] if count and k >= count else k
                 self.nodes.setdefault(id(parent.seen), parent)
                 self.note(parent.seen, "element", k, each, _path(self._what(x), "item", key))
@@ -334,6 +358,7 @@ class Notes:
         self.deeply.add(id(each))
         space = getattr(each, "__dict__", None)
         if type(space) is dict:
+            self._vary_in(each, space, "attribute")
             if id(each) in self.local and id(space) not in self.nodes:
                 self.local.add(id(space))
             self.note(each, "attribute", "__dict__", space, f"attributes of {self._what(each)}")

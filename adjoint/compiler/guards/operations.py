@@ -98,7 +98,7 @@ class Operations(Notes):
     def _visible(self, names: Any) -> Any:
         """Return the result of ``locals()`` without the variables of hooks."""
         if isinstance(names, dict):
-            return {k: v for k, v in names.items() if not k.startswith("@")}
+            return self._local({k: v for k, v in names.items() if not k.startswith("@")})
         return [name for name in names if not name.startswith("@")]
 
     _slice = staticmethod(slice)
@@ -205,6 +205,8 @@ class Operations(Notes):
             self.note(o, "attribute", name, MISSING)
             raise
         space = getattr(o, "__dict__", {})
+        if value is space:
+            self._vary_in(o, value, "attribute")
         method = issubclass(type(value), (*BOUND, types.MethodType)) and value.__self__ is o
         if method and name not in space:  # new at each access
             return value

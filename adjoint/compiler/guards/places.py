@@ -18,7 +18,11 @@ __all__ = ["is_foreign", "is_own", "is_own_class", "library_of", "own_function"]
 # modules of the standard library whose code is observed, because it calls the user's functions
 _OBSERVED = frozenset("collections _collections_abc configparser contextlib functools types weakref".split())
 # functions of other modules, for the same reason
-_OBSERVED_FUNCTIONS = (dataclasses.replace, getattr(dataclasses, "_replace", None))
+_OBSERVED_FUNCTIONS = tuple(
+    getattr(dataclasses, name, None)
+    for name in "replace _replace asdict _asdict_inner astuple _astuple_inner fields is_dataclass "
+    "_is_dataclass_instance".split()
+)
 _STANDARD = frozenset(sys.stdlib_module_names) - _OBSERVED - {"__main__"}
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 

@@ -172,13 +172,18 @@ class Read:
             return bool(now == seen)
         if self.kind in ("all", "fact") and type(seen) is tuple:
             return type(now) is tuple and len(now) == len(seen) and all(
-                a is b or ("element", int, k) in children or _same(a, b)
+                a is b or ("element", int, k) in children or self._varies(k, b) or _same(a, b)
                 for k, (a, b) in enumerate(zip(seen, now, strict=True))
             )  # fmt: skip
         if isinstance(seen, np.ndarray) and isinstance(owner, np.ndarray):  # a view, with its own children
             same = type(now) is type(seen) and now.shape == seen.shape and now.dtype == seen.dtype
             return bool(same and now.base is seen.base)
         return _same(seen, now)
+
+    def _varies(self, k: int, now: Any) -> bool:
+        """Return whether element ``k`` is a number that the program reads at each call."""
+        found = self.children.get(("element", int, k))
+        return found is not None and found.varies and type(now) is type(found.seen)
 
 
 def is_place(owner: Any, of: str, key: Any) -> bool:
