@@ -310,15 +310,16 @@ class _Update:
         alike = partial(_alike, unit, present)
         trace.guard("which parameters have had as many updates as others", alike, parts)
         trace.guard("the state of the optimiser", partial(_slots, unit), parts)
-        shared: dict[int, dict[str, Any]] = {}  # hyper-parameters by the step count
+        # hyper-parameters by the step count before the call, and the updates in the call until then
+        shared: dict[tuple[int, int], dict[str, Any]] = {}
         cells = trace.cells_of(unit, _Slots)
         fresh: list[tuple[slice, dict[str, Any]]] = []
         for i in present:
             done[i] = done.get(i, 0) + 1
-            count = unit.steps[i] + done[i]
-            if count not in shared:
-                shared[count] = self._numbers(group, unit, i, done[i])
-            fresh.append(self._part(unit, unit.params[i], cells, shared[count]))
+            key = unit.steps[i], done[i]
+            if key not in shared:
+                shared[key] = self._numbers(group, unit, i, done[i])
+            fresh.append(self._part(unit, unit.params[i], cells, shared[key]))
         for k in fresh[0][1]:
             if len(fresh) == len(unit.params):  # all parameters are updated: concatenate their states
                 pieces = [new[k] for _, new in fresh]

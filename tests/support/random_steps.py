@@ -62,6 +62,7 @@ class Plan:
         self.clipping = CLIPS[np.random.default_rng((seed, 78)).integers(len(CLIPS))]
         r = np.random.default_rng((seed, 81))
         self.counts, several, self.sparse = (r.random(3) < (0.3, 0.2, 0.5)).tolist()
+        self.uneven = bool(np.random.default_rng((seed, 82)).random() < 0.25) and self.zero != "never"
         self.form = ("two", "dictionary", "tuple", "list")[r.integers(4)] if r.random() < 0.4 else "two"
         self.lengths = [
             self.rows,
@@ -141,6 +142,8 @@ class Training:
         self.count = ad.tensor(np.zeros((), plan.dtype))
         self.saved: Any = None
         self.made = 0  # the number of steps
+        if plan.seed % 2:
+            self.change(6)
 
     def step(self, x: Any, y: Any = None, k: int = 0) -> Any:
         """Make one step on a batch in one of several forms; return one of several results."""
@@ -149,6 +152,9 @@ class Training:
         plan, h = self.plan, x
         index = plan.indices[h.shape[0]]
         self._zero("first")
+        if plan.uneven:  # some parameters are updated twice
+            sum((p * p).sum() * 1e-2 for p in self.params[:2]).backward()
+            self._update()
         if plan.table:
             h = h + ad.take(self.table, index % 40, axis=0, sparse_grad=plan.sparse)
         for kind, layer in zip(plan.kinds, self.layers, strict=False):
@@ -186,6 +192,11 @@ class Training:
         ]  # fmt: skip
         return results[plan.result]()
 
+    def _update(self) -> None:
+        for o in self.optimizers:
+            o.step()
+            o.zero_grad()
+
     def _zero(self, when: str) -> None:
         if self.plan.zero == when:
             for o in self.optimizers:
@@ -206,6 +217,9 @@ class Training:
         elif event == 4:
             for q in self.params:
                 q.grad = None
+        elif event == 6 and self.plan.uneven:  # then the counts of some pairs are equal in another way
+            sum((q * q).sum() * 1e-2 for q in self.params[2:]).backward()
+            self._update()
         elif event == 5 and p.grad is not None:
             p.grad = p.grad.detach() * 0.5
 
