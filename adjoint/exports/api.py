@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,19 @@ from adjoint.core.lifted import refuse_tracing
 from adjoint.core.user_code import warn
 from adjoint.errors import ArgumentError, ExportError, FileError, InputError, install_command
 from adjoint.exports.c_files import header_text
-from adjoint.exports.collect import RESERVED, collect
+from adjoint.exports.collect import collect
 from adjoint.exports.library import Library
+from adjoint.exports.names import library_name
 from adjoint.exports.python_files import package_text
 from adjoint.exports.rates import Rates
 from adjoint.exports.targets import Target, host, link_shared, link_static, link_wasm, target_of
 from adjoint.exports.wasm_files import module_text, types_text
-from adjoint.storage.atomic import replace_file
-from adjoint.transforms.inputs import as_function, name_of
+from adjoint.storage.atomic import refuse_other_than_files, replace_file
+from adjoint.transforms.inputs import as_function
 
 __all__ = ["Export", "export"]
 
 _TARGETS = ("c", "python", "wasm")
-# functions of the C library, whose names a library does not get unless the user passes them
-_LIBRARY = frozenset(dir(math)) | frozenset(
-    "abort abs accept atoi bind clock close connect div exit fabs fmax fmin fork free getenv index labs link "
-    "malloc memcpy nan open printf puts qsort raise random read remove rename rint round scanf "
-    "select send signal sleep sort strlen system time truncate wait write lambda".split()
-)
 
 
 def export(
@@ -113,7 +108,7 @@ def export(
         raise ArgumentError(f"export: target must be one of {', '.join(_TARGETS)}, but got {target!r}.")
     if triple is not None and target != "c":
         raise ArgumentError(f'export: triple= is for target="c", but target is {target!r}.')
-    name = _checked_name(f, name)
+    name = library_name(f, name)
     machine = target_of("wasm32" if target == "wasm" else triple, level)
     folder = _checked_folder(path)
     binding()
@@ -126,27 +121,13 @@ def export(
     return made
 
 
-def _checked_name(f: Any, name: str | None) -> str:
-    """Return the name of a library, which must be an identifier of C."""
-    if name is None:
-        name = re.sub(r"\W+", "_", name_of(f).rpartition(".")[2], flags=re.ASCII).strip("_")
-        if not name or name in _LIBRARY:
-            name = f"{name}_function".strip("_")
-    known = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
-    if not known or name in RESERVED:
-        raise ArgumentError(
-            f"export: the name of a library must be an identifier of C, but is {name!r}.\n"
-            "  Pass name= with letters, digits and underscores."
-        )
-    return name
-
-
 def _checked_folder(path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"export: path must be a str or a pathlib.Path, but got {type(path).__name__}.")
     folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise FileError(f"export: {folder} is a file, but path= must be a folder to write into.")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise FileError(f"export: {there} is a file, but path= must be a folder to write into.")
     return folder
 
 
@@ -190,9 +171,15 @@ class Export:
         code = self._library.object_code(self._machine)
         with tempfile.TemporaryDirectory() as scratch:
             made = getattr(self, f"_{self._target}_files")(code, Path(scratch))
+            for file, _ in made.values():
+                refuse_other_than_files(self._folder / file, "cannot write to a directory")
             self._folder.mkdir(parents=True, exist_ok=True)
             for kind, (file, data) in made.items():
                 self._put(kind, file, data)
+        for each in self._folder.glob(f"library_{'[0-9a-f]' * 16}{self._machine.shared}"):
+            if self._target == "python" and each != self.files["shared"]:
+                with suppress(OSError):  # Windows does not remove a library that a process has loaded
+                    each.unlink()
 
     def _put(self, kind: str, file: str, data: bytes) -> None:
         self.files[kind] = self._folder / file
@@ -227,7 +214,9 @@ class Export:
         return made
 
     def _python_files(self, code: bytes, scratch: Path) -> dict[str, tuple[str, bytes]]:
-        given, to = scratch / "code.o", scratch / f"library{self._machine.shared}"
+        # each has a name of its own, because a process that has loaded a library gets it again by its name
+        mark = hashlib.sha256(code).hexdigest()[:16]
+        given, to = scratch / "code.o", scratch / f"library_{mark}{self._machine.shared}"
         given.write_bytes(code)
         if not link_shared(self._machine, given, to):
             raise _no_linker("a Python package", "a shared library")

@@ -6,7 +6,7 @@ Nothing is written before all checks have passed: neither results of the caller 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +22,7 @@ from adjoint.exports.draws import emit_draw
 from adjoint.exports.plan import HEADER, Layout, LibraryPlan, Loop, aligned, place_loops
 from adjoint.exports.restore import GENERATOR
 from adjoint.exports.runtime import copy
-from adjoint.exports.texts import constant
+from adjoint.exports.texts import EXPORTED, constant
 
 __all__ = [
     "BAD_POINTER",
@@ -162,7 +162,7 @@ class Calling:
         for loop in self.plan.loops():
             self._define_loop(root, loop)
         given = [("ptr", "state"), ("ptr", "inputs"), ("ptr", "outputs")]
-        root.define(self.name, given, self._body, "i32", attributes="", linkage="")
+        root.define(f"{EXPORTED}{self.name}", given, self._body, "i32", attributes="", linkage="")
 
     def _body(self, w: Code, args: list[Value]) -> Value:
         state, inputs, outputs = args
@@ -210,10 +210,15 @@ class Calling:
 
     def check_state(self, w: Code, state: Value) -> None:
         """Emit a return with an error code unless a state is one of this library."""
-        w.give_if(w.is_null(state), w.const(BAD_POINTER, "i32"))
-        w.give_if(self.unaligned(w, state, 64), w.const(BAD_POINTER, "i32"))
+        for fault, code in self.faults(w, state):
+            w.give_if(fault, w.const(code, "i32"))
+
+    def faults(self, w: Code, state: Value) -> Iterator[tuple[Value, int]]:
+        """Emit flags for what is wrong with a state, with codes; each needs that those before are false."""
+        yield w.is_null(state), BAD_POINTER
+        yield self.unaligned(w, state, 64), BAD_POINTER
         for k, word in enumerate(self.header()):
-            w.give_if(w.differ(w.word(state, k), word), w.const(BAD_STATE, "i32"))
+            yield w.differ(w.word(state, k), word), BAD_STATE
 
     def header(self) -> tuple[int, int, int]:
         """Return the words at the start of a state."""

@@ -6,7 +6,6 @@ count and random generator that the program reads or writes.
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,26 +30,24 @@ from adjoint.compiler.program.inputs import (
 )
 from adjoint.compiler.program.program import Program
 from adjoint.compiler.program.symbols import Symbolic
-from adjoint.compiler.program.writes import Action, CellWrite, DataWrite, GradWrite
-from adjoint.core.tensor import Tensor, wrap
+from adjoint.compiler.program.writes import Action, CellWrite, DataWrite, GradWrite, SparseGradWrite
+from adjoint.core.tensor import Tensor
 from adjoint.errors import ExportError
 from adjoint.exports.draws import Draw, check_draw
-from adjoint.exports.restore import Hyper, counter_of, generator_words, set_generator, set_tensor
+from adjoint.exports.names import distinct, identifier, unused
+from adjoint.exports.restore import (
+    Counter,
+    Hyper,
+    SparseParts,
+    generator_words,
+    read_gradient,
+    set_generator,
+    set_gradient,
+    set_tensor,
+)
 from adjoint.transforms.inputs import name_of
 
-__all__ = ["RESERVED", "Collected", "Item", "Part", "collect"]
-
-# Words of C, C++ and Python, and macros of compilers and headers, that cannot be names.
-RESERVED = frozenset(keyword.kwlist) | frozenset(
-    "alignas alignof and_eq asm auto bitand bitor bool case catch char char16_t char32_t char8_t "
-    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit decltype "
-    "default delete do double dynamic_cast enum explicit export extern float friend goto inline int "
-    "long main mutable namespace new noexcept not_eq nullptr operator or_eq private protected public "
-    "register reinterpret_cast requires restrict short signed sizeof static static_assert static_cast "
-    "struct switch template this thread_local throw true false typedef typeid typename typeof "
-    "typeof_unqual union unsigned using virtual void volatile wchar_t xor xor_eq NULL linux unix i386 "
-    "far near interface".split()
-)
+__all__ = ["Collected", "Item", "Part", "collect", "raise_problems"]
 
 
 @dataclass
@@ -72,6 +69,11 @@ class Part:
     read: Callable[[], Any]
     write: Callable[[Any], None]
     offset: int = 0  # in the state; it is assigned later
+
+    @property
+    def item(self) -> Item:
+        """The name, the dtype and the shape."""
+        return Item(self.name, self.value.dtype, self.value.shape)
 
 
 @dataclass
@@ -115,9 +117,13 @@ class _Collector:
         self.variant, self.call, self.parameters = variant, call, parameters
         self.trace = variant.trace
         self.problems: list[str] = []
-        self.names: set[str] = set()
+        self.names = {"__metadata__"}  # those of parts, and a key of safetensors
         self.known: dict[Any, int] = {}  # parts by the identity of what they are from
         self.optimizers: dict[int, tuple[Any, str]] = {}  # and their names, by the id of a unit
+        # by the id of an optimiser: its name, the updates of a call, the counter that its count moves with
+        self.kinds: dict[int, str] = {}
+        self.times: dict[int, int] = {}
+        self.moving: dict[int, Any] = {}
         self.made = Collected(name_of(variant.f), Program(), [], [])
 
     def run(self) -> Collected:
@@ -131,6 +137,7 @@ class _Collector:
         for w in self.made.program.writes:
             self._write(w, at)
             at += sum(v is not None for v in w.values)
+        self._count_updates()
         self._check_gradients()
         self.made.problems = self.problems
         return self.made
@@ -146,17 +153,15 @@ class _Collector:
         self.problems += [f"{what}: the function both reads and changes it" for what in self.variant.changed]
 
     def _note_optimizers(self) -> None:
-        counted = [
-            w.owner
-            for w in self.variant.program.writes
-            if isinstance(w, Action) and hasattr(w.owner, "counted")
-        ]
-        seen: dict[int, str] = {}
-        for owner in counted:
-            kind = type(owner.optimizer).__name__
-            name = seen.setdefault(id(owner.optimizer), self._unique(kind))
-            for unit, _ in owner.counted:
-                self.optimizers[id(unit)] = owner.optimizer, name
+        for w in self.variant.program.writes:
+            if isinstance(w, Action) and hasattr(w.owner, "counted"):
+                optimizer = w.owner.optimizer
+                k = id(optimizer)
+                if k not in self.times:
+                    self.kinds[k] = unused(type(optimizer).__name__, self.names)
+                self.times[k] = self.times.get(k, 0) + 1
+                for unit, _ in w.owner.counted:
+                    self.optimizers[id(unit)] = optimizer, self.kinds[k]
 
     def _program(self) -> None:
         """Set the program without the residuals of a backward pass, and the arguments and results."""
@@ -180,6 +185,8 @@ class _Collector:
                 value, at = self._given(ArgumentSource, leaves[at]), -1
             elif isinstance(at, Tensor):
                 value, at = self._after(at), -1
+            elif isinstance(at, np.ndarray):
+                value, at = self._given(ArraySource, at), -1
             else:
                 if at is not None:
                     self.problems.append(f"{path}: the function returns {at!r}, which is no array")
@@ -189,7 +196,7 @@ class _Collector:
                 program.results.append(value)
             self.made.results.append(Item(name, np.dtype(value.dtype), tuple(value.shape), at))
         for items in (self.made.arguments, self.made.results):
-            _rename(items)
+            distinct(items)
 
     def _after(self, t: Any) -> Any:
         """Return the symbol of a tensor after a call, which may write into it."""
@@ -197,12 +204,12 @@ class _Collector:
         return writes[-1].values[0] if writes else self._given(TensorSource, t)
 
     def _given(self, kind: type, owner: Any) -> Any:
-        """Return the symbol of the source of an argument or a tensor; a tensor may need a new source."""
+        """Return the symbol of the source of an argument, a tensor or an array; it may need a new source."""
         sources = self.made.program.sources
         for s in sources:
             if type(s) is kind and (s.owner is owner or (isinstance(owner, int) and s.owner == owner)):
                 return s.value
-        sources.append(TensorSource(Symbolic(self.trace, owner.shape, owner.dtype), owner))
+        sources.append(kind(Symbolic(self.trace, owner.shape, owner.dtype), owner))
         return sources[-1].value
 
     # Inputs ------------------------------------------------------------------------------------------
@@ -241,35 +248,38 @@ class _Collector:
         """Return the index of the part with this key, which is made if there is none."""
         if key not in self.known:
             self.known[key] = len(self.made.parts)
-            self.made.parts.append(Part(self._unique(name), np.array(value, order="C"), read, write))
+            self.made.parts.append(Part(unused(name, self.names), np.array(value, order="C"), read, write))
         return self.known[key]
 
-    def _unique(self, name: str) -> str:
-        found, k = name, 2
-        while found in self.names:
-            found, k = f"{name}_{k}", k + 1
-        self.names.add(found)
-        return found
-
     def _name(self, t: Any) -> str:
-        return re.sub(
-            r"[^A-Za-z0-9_.]+", ".", self.variant._tensor_name(t, "tensor").rpartition(": ")[2]
-        ).strip(".")
+        found = self.variant._tensor_name(t, "tensor").rpartition(": ")[2]
+        return re.sub(r"[^A-Za-z0-9_.]+", ".", found).strip(".") or "tensor"
 
     def _tensor(self, t: Any) -> int:
         data = self.trace.held[id(t)].data if id(t) in self.trace.held else t._data
         return self._part(("tensor", id(t)), self._name(t), data, lambda: t._data, lambda a: set_tensor(t, a))
 
     def _gradient(self, t: Any) -> int:
-        def write(a: Any) -> None:
-            t.grad = wrap(a)
-
-        grad = t.grad
-        value = np.zeros(t.shape, t.dtype) if grad is None else grad._data
-        read = lambda: value if t.grad is None else t.grad._data
+        value = read_gradient(t, np.zeros(t.shape, t.dtype))
+        name = f"{self.made.parts[self._tensor(t)].name}.grad"
         return self._part(
-            ("grad", id(t)), f"{self.made.parts[self._tensor(t)].name}.grad", value, read, write
+            ("grad", id(t)), name, value, partial(read_gradient, t, value), partial(set_gradient, t)
         )
+
+    def _sparse_gradient(self, t: Any, names: tuple[str, ...], values: Any) -> list[int]:
+        """Return the parts of a sparse gradient, which the program has made."""
+        parts = SparseParts(t, {n: np.zeros(v.shape, v.dtype) for n, v in zip(names, values, strict=True)})
+        start = f"{self.made.parts[self._tensor(t)].name}.grad"
+        return [
+            self._part(
+                ("grad", id(t), n),
+                f"{start}.{n}",
+                parts.read(n),
+                partial(parts.read, n),
+                partial(parts.write, n),
+            )
+            for n in names
+        ]
 
     def _array(self, a: Any) -> int:
         def write(value: Any) -> None:
@@ -333,15 +343,22 @@ class _Collector:
         return "numbers", found, owner.ahead
 
     def _counter(self, optimizer: Any, unit: Any, i: int) -> int:
-        name = self.optimizers[id(unit)][1]
-        counter = counter_of(optimizer, unit, i)
-        return self._part(
-            ("steps", id(optimizer), int(unit.steps[i])),
-            f"{name}.step",
-            counter.read(),
-            counter.read,
-            counter.write,
-        )
+        """Return the part with the step count of a parameter, of position ``i`` in a unit."""
+        alike = unit.steps[i], self._updates(unit)[i]
+        units = [u for g in optimizer.groups for u in g.units]
+        found = [(u, [k for k, n in self._updates(u).items() if (u.steps[k], n) == alike]) for u in units]
+        key = "steps", id(optimizer), *alike
+        moves = alike[1] == self.times[id(optimizer)] and self.moving.setdefault(id(optimizer), key) == key
+        return self._steps(key, Counter(optimizer, [(u, places) for u, places in found if places], moves))
+
+    def _steps(self, key: Any, counter: Counter) -> int:
+        name = f"{self.kinds[id(counter.optimizer)]}.step"
+        return self._part(key, name, counter.read(), counter.read, counter.write)
+
+    def _updates(self, unit: Any) -> dict[int, int]:
+        """Return how often a call updates the parameters of a unit, by their positions."""
+        found: dict[int, int] = self.trace.counted.get(id(unit), (unit, {}))[1]
+        return found
 
     # Writes ------------------------------------------------------------------------------------------
 
@@ -352,35 +369,50 @@ class _Collector:
             return
         if isinstance(w.owner, int):
             argument = self.made.arguments[w.owner].name
-            what = "sets .grad of" if isinstance(w, GradWrite) else "changes"
+            what = "sets .grad of" if isinstance(w, (GradWrite, SparseGradWrite)) else "changes"
             self.problems.append(
                 f"{argument}: the function {what} this argument; return the new value instead"
             )
             return
+        parts: list[int] = []
         if isinstance(w, DataWrite):
-            part = self._tensor(w.owner)
+            parts = [self._tensor(w.owner)]
         elif isinstance(w, CellWrite):
-            part = self._cell(*w.owner)
-        else:
-            if w.values[0] is None:
-                return
-            part = self._gradient(w.owner)
-        self.made.writes.append((at, part))
+            parts = [self._cell(*w.owner)]
+        elif isinstance(w, SparseGradWrite):
+            parts = self._sparse_gradient(w.owner, ("rows", "values"), w.values)
+        elif not isinstance(w, GradWrite):
+            self.problems.append(f"{w.where}: it is assigned in Python at the end of each call")
+        elif w.values[0] is not None:
+            parts = [self._gradient(w.owner)]
+        self.made.writes += zip(range(at, at + len(parts)), parts, strict=True)
 
     def _action(self, w: Any) -> None:
         if not hasattr(w.owner, "counted"):
             self.problems.append(f"{w.where}: it runs in Python at the end of each call")
-            return
-        for (optimizer, first), times in _counted(w.owner):
-            key = ("steps", id(optimizer), first)
-            if key not in self.known:
-                unit, i = next((u, k) for u, ks in w.owner.counted for k in ks if u.steps[k] == first)
-                self._counter(optimizer, unit, i)
-            self.made.counts.append((self.known[key], times))
+
+    def _count_updates(self) -> None:
+        """Record what a call adds to the step counts of optimisers."""
+        for k, times in self.times.items():
+            optimizer, name = next(found for found in self.optimizers.values() if id(found[0]) == k)
+            counts: dict[int, int] = {}
+            for unit in [u for g in optimizer.groups for u in g.units]:
+                updates = self._updates(unit)
+                counts |= {self._counter(optimizer, unit, i): n for i, n in updates.items()}
+                alike = {(unit.steps[i], n) for i, n in updates.items()}
+                if len(alike) > len({count for count, _ in alike}):
+                    self.problems.append(
+                        f"{name}: a call updates some parameters more often than others, although they "
+                        "have had as many updates until now; call the function once before the export"
+                    )
+            if k not in self.moving:
+                counts[self._steps(("steps", k), Counter(optimizer, [], True))] = times
+            self.made.counts += counts.items()
 
     def _check_gradients(self) -> None:
         """Refuse programs that only the first call can run, because a gradient is None only then."""
-        after = {id(w.owner): w.values[0] for w in self.made.program.writes if isinstance(w, GradWrite)}
+        writes = [w for w in self.made.program.writes if isinstance(w, (GradWrite, SparseGradWrite))]
+        after = {id(w.owner): w.values[0] for w in writes}
         for h in self.trace.grad_guards():
             last = after.get(id(h.tensor), h.grad)
             if (last is None) != (h.grad is None):
@@ -399,13 +431,6 @@ def _constants(structure: Any) -> Iterator[Any]:
         yield from _constants(child)
 
 
-def _counted(owner: Any) -> Iterator[tuple[tuple[Any, int], int]]:
-    """Yield (optimiser, step count before the call) of an update; each count once."""
-    firsts = {int(unit.steps[k]) for unit, present in owner.counted for k in present}
-    for first in sorted(firsts):
-        yield (owner.optimizer, first), 1
-
-
 def raise_problems(name: str, problems: list[str]) -> None:
     """Raise ExportError with all problems; equal ones are listed once."""
     listed = "\n  ".join(dict.fromkeys(problems))
@@ -414,24 +439,3 @@ def raise_problems(name: str, problems: list[str]) -> None:
         "  Move these parts out of the function, or use ops with a native form; explain() of the compiled "
         "function lists them."
     )
-
-
-def identifier(path: str, start: str = "x") -> str:
-    """Return a name for C and JavaScript: ``batch['x'][0]`` becomes ``batch_x_0``.
-
-    >>> identifier("batch['x'][0]"), identifier("[0]", "result"), identifier("new")
-    ('batch_x_0', 'result_0', 'new_')
-    """
-    found = "_".join(re.findall(r"[A-Za-z0-9_]+", path))
-    found = f"{found}_" if found in RESERVED else found
-    return f"{start}_{found}" if not found or found[0].isdigit() else found
-
-
-def _rename(items: list[Item]) -> None:
-    """Make the names of arguments or of results distinct."""
-    seen: set[str] = set()
-    for each in items:
-        name, k = each.name, 2
-        while each.name in seen:
-            each.name, k = f"{name}_{k}", k + 1
-        seen.add(each.name)

@@ -36,6 +36,11 @@ def check_draw(form: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Draw | No
             None,
             f"{kind} has no native form; uniform, normal and exponential noise and dropout have one",
         )
+    if generator is None:
+        return (
+            None,
+            "it draws from a generator that the library cannot contain; pass rng=ad.random.default_rng(seed)",
+        )
     if not isinstance(generator, Generator):
         what = f"{type(generator).__module__.partition('.')[0]}.{type(generator).__name__}"
         return None, f"the generator is {what}; use ad.random.default_rng(seed), whose bits need no Python"

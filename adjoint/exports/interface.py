@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import PurePath
 from typing import Any
+
+import numpy as np
 
 from adjoint.compiler.emit.code import Code, native
 from adjoint.compiler.emit.values import Value
@@ -18,17 +21,18 @@ from adjoint.exports.calling import (
 )  # fmt: skip
 from adjoint.exports.plan import HEADER
 from adjoint.exports.runtime import copy, fill
-from adjoint.exports.texts import quoted
+from adjoint.exports.texts import EXPORTED, quoted
 
-__all__ = ["SavedForm", "check_text", "define_interface", "error_texts"]
+__all__ = ["DTYPES", "SavedForm", "check_text", "define_interface", "error_texts"]
 
 TOO_SMALL, FOREIGN_FILE, DAMAGED_FILE = 3, 4, 5
-_DTYPES = {
+DTYPES = {
     "bool": "BOOL", "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64",
     **{f"{sign}int{bits}": f"{'U' if sign else 'I'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 _NO_SUM = "0" * 16
-_START, _PRIME = 0xCBF29CE484222325, 0x100000001B3  # of the checksum, FNV-1a
+# The checksum is a polynomial of 32-bit words, and of the bytes after the last whole word, modulo 2**64.
+_START, _FACTOR, _TOGETHER = 0xCBF29CE484222325, 0x100000001B3, 1 << 16
 
 
 class SavedForm:
@@ -46,7 +50,7 @@ class SavedForm:
         ] = []  # of each part: offsets in the data and in the state, bytes
         for p in calling.order:
             self.places.append((at, p.offset, p.value.nbytes))
-            kind = _DTYPES[p.value.dtype.name]
+            kind = DTYPES[p.value.dtype.name]
             entries[p.name] = {
                 "dtype": kind, "shape": list(p.value.shape), "data_offsets": [at, at + p.value.nbytes]
             }  # fmt: skip
@@ -60,24 +64,30 @@ class SavedForm:
 
     def checksum(self, data: bytes) -> str:
         """Return the checksum of the data, as in the header."""
+        whole = len(data) & -4
+        words = np.concatenate([np.frombuffer(data[:whole], "<u4"), np.frombuffer(data[whole:], np.uint8)])
+        powers = np.full(_TOGETHER + 1, _FACTOR, np.uint64)
+        powers[0] = 1
+        powers = np.cumprod(powers, dtype=np.uint64)[::-1]  # the last one is 1
         found = _START
-        for byte in data:
-            found = (found ^ byte) * _PRIME & (1 << 64) - 1
+        for at in range(0, len(words), _TOGETHER):
+            some = words[at : at + _TOGETHER].astype(np.uint64)
+            total = int((some * powers[-len(some) :]).sum())
+            found = found * int(powers[-1 - len(some)]) + total & (1 << 64) - 1
         return f"{found:016x}"
 
 
 @native("i64", size="i64")
 def checksum(w: Code, data: Value, size: Value) -> Value:
     """Return the checksum of bytes."""
-    signed = _START - (1 << 64)
-    (found,) = w.loop(
-        0, size, 1,
-        lambda i, sums: [
-            w.mul(w.bits("xor", sums[0], w.convert(w.load(w.at(data, "i8", i), "i8"), "i64", False)), _PRIME)
-        ],
-        [w.value(signed)],
-    )  # fmt: skip
-    return found
+
+    def added(kind: str, i: Value, sums: list[Value]) -> list[Value]:
+        number = w.emit(f"load {kind}, {w.at(data, 'i8', i).typed}, align 1", kind)
+        return [w.add(w.mul(sums[0], _FACTOR), w.convert(number, "i64", False))]
+
+    whole, found = w.bits("and", size, -4), [w.value(_START - (1 << 64))]
+    found = w.loop(0, whole, 4, partial(added, "i32"), found)
+    return w.loop(whole, size, 1, partial(added, "i8"), found)[0]
 
 
 @native("i8", number="i64", k="i64")
@@ -148,7 +158,7 @@ def define_interface(root: Code, calling: Calling, form: SavedForm, texts: dict[
         ("_save", [("ptr", "state"), ("ptr", "bytes"), (size, "size")], "i32", made.save),
         ("_load", [("ptr", "state"), ("ptr", "bytes"), (size, "size")], "i32", made.load),
     ):
-        root.define(f"{calling.name}{suffix}", parameters, body, result, attributes="", linkage="")
+        root.define(f"{EXPORTED}{calling.name}{suffix}", parameters, body, result, attributes="", linkage="")
 
 
 class _Interface:
@@ -174,8 +184,11 @@ class _Interface:
         return _code(0)
 
     def get(self, w: Code, args: list[Value]) -> Value:
-        """Emit the address of a part."""
+        """Emit the address of a part; NULL if there is none, or if the state is not one of this library."""
         state, wanted = args
+        for fault, _ in self.calling.faults(w, state):
+            w.give_if(fault)
+        w.give_if(w.is_null(wanted))
         for k, p in enumerate(self.calling.order):
             text = _data(w, f"part_{k}", p.name.encode() + b"\0")
             w.give_if(same_text(w, wanted, text), w.at(state, "i8", p.offset))

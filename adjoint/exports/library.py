@@ -11,7 +11,7 @@ from adjoint.compiler.program.program import Instruction
 from adjoint.compiler.schedule.groups import replacements
 from adjoint.exports.calling import Calling
 from adjoint.exports.collect import Collected, raise_problems
-from adjoint.exports.interface import SavedForm, check_text, define_interface, error_texts
+from adjoint.exports.interface import DTYPES, SavedForm, check_text, define_interface, error_texts
 from adjoint.exports.plan import LibraryPlan
 from adjoint.exports.runtime import runtime_text
 from adjoint.exports.targets import Target, object_code
@@ -32,9 +32,11 @@ class Library:
         program = collected.program
         lowered = Lowered(program, CPU._replace(lapack=False))
         nodes = {n.id: n for n in lowered.graph.nodes}
+        items = [*collected.arguments, *collected.results, *(p.item for p in collected.parts)]
         problems = [
             *collected.problems,
             *(_problem(nodes[k].value, why) for k, why in lowered.reasons.items()),
+            *(f"{i.name}: {i.dtype.name} has no native form" for i in items if i.dtype.name not in DTYPES),
         ]
         if problems:
             raise_problems(collected.name, problems)
@@ -58,7 +60,7 @@ class Library:
         kernels = {name: text for text, name in self.calling.kernels.names.items()}
         main = "\n".join([*root.unit.parts(), ""])
         runtime = runtime_text([main, *kernels.values(), *_shared(kernels)])
-        return object_code(target, self.level, "\n".join(_merged(main, runtime)), kernels, self.exported)
+        return object_code(target, self.level, "\n".join(_merged(main, runtime)), kernels)
 
 
 def _merged(*texts: str) -> list[str]:

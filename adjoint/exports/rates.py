@@ -60,7 +60,7 @@ class Rates:
             optimizer = next(o for o in self.optimizers if any(g is hyper.group for g in o.groups))
             for i, other in enumerate(made.parts):
                 counter = getattr(other.read, "__self__", None)
-                if isinstance(counter, Counter) and counter.optimizer is optimizer:
+                if isinstance(counter, Counter) and counter.optimizer is optimizer and counter.moves:
                     made.rates[k] = i, optimizer.step_count - int(counter.read()), _short(table)
                     break
 

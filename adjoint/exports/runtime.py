@@ -7,7 +7,7 @@ import re
 from adjoint.compiler.emit.code import Code, NativeFunction, native
 from adjoint.compiler.emit.values import Value
 
-__all__ = ["copy", "fill", "runtime_text"]
+__all__ = ["RUNTIME", "copy", "fill", "runtime_text"]
 
 _MANTISSA = (1 << 52) - 1
 
@@ -133,6 +133,7 @@ def _single(function: NativeFunction, arguments: int) -> NativeFunction:
 
 _LIBRARY = [memcpy, memcmp, rint, floor, ceil, trunc, fmod]
 _LIBRARY += [_single(f, 1) for f in (rint, floor, ceil, trunc)] + [_single(fmod, 2)]
+RUNTIME = [f.name for f in _LIBRARY]
 # what in a text makes LLVM call these functions
 _MARKS = {
     "memcpy": r"@llvm\.memcpy\.", "memcmp": r"@memcmp\(",

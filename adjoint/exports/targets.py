@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from adjoint.compiler.build.units import USED
 from adjoint.compiler.emit.machine import LEVELS, binding
 from adjoint.compiler.emit.writer import SHARED
 from adjoint.errors import ArgumentError, ExportError
+from adjoint.exports.runtime import RUNTIME
+from adjoint.exports.texts import EXPORTED
 
 __all__ = ["TARGETS", "Target", "host", "link_shared", "link_static", "link_wasm", "object_code", "target_of"]
 
@@ -74,10 +76,11 @@ def target_of(name: str | None, level: str) -> Target:
     return found
 
 
-def object_code(
-    target: Target, level: str, main: str, kernels: dict[str, str], exported: Sequence[str]
-) -> bytes:
-    """Return object code of a main text and of the texts of kernels, by the names of their functions."""
+def object_code(target: Target, level: str, main: str, kernels: dict[str, str]) -> bytes:
+    """Return object code of a main text and of the texts of kernels, by the names of their functions.
+
+    Functions whose names start with ``EXPORTED`` can be called from outside, without this start.
+    """
     llvm = binding()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -99,13 +102,7 @@ def object_code(
     ]
     for other in others:
         module.link_in(other)
-    for f in module.functions:
-        if not f.is_declaration and f.name not in exported:
-            f.linkage = "internal"
-        elif f.is_declaration and not f.name.startswith("llvm."):
-            raise ExportError(
-                f"export: the kernels call the C function {f.name}, which libraries do not have."
-            )
+    _name_functions(module)
     module.triple = target.triple
     module.data_layout = str(machine.target_data)
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=0))
@@ -114,6 +111,21 @@ def object_code(
     manager.run(module, passes)
     found: bytes = machine.emit_object(module)
     return found
+
+
+def _name_functions(module: Any) -> None:
+    """Make all functions internal but the exported ones, which get names that no other symbol has."""
+    exported = [f for f in module.functions if f.name.startswith(EXPORTED)]
+    for f in [*module.functions, *module.global_variables]:
+        if f.is_declaration and not f.name.startswith("llvm."):
+            raise ExportError(
+                f"export: the kernels call the C function {f.name}, which libraries do not have."
+            )
+        if not (f.is_declaration or f.name.startswith(EXPORTED)):
+            f.linkage = "internal"
+            f.name = f.name if f.name in RUNTIME else f".{f.name}"
+    for f in exported:
+        f.name = f.name.removeprefix(EXPORTED)
 
 
 def _marked(text: str, target: Target) -> str:

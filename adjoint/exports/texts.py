@@ -10,7 +10,9 @@ import numpy as np
 from adjoint.compiler.emit.code import Code
 from adjoint.compiler.emit.values import Value
 
-__all__ = ["constant", "quoted"]
+__all__ = ["EXPORTED", "constant", "quoted"]
+
+EXPORTED = "export."  # before the names of exported functions, until all others have got other names
 
 
 def quoted(data: bytes) -> str:

@@ -144,6 +144,9 @@ def test_bad_pointers_and_states(tmp_path: Path) -> None:
     assert c.init(0, state.size) == 1
     assert c.get(state.ctypes.data, b"w") - state.ctypes.data == 64
     assert c.get(state.ctypes.data, b"W") is None
+    for bad_state in (None, state.ctypes.data + 8, other.state().ctypes.data):
+        assert c.get(bad_state, b"w") is None
+    assert c.get(state.ctypes.data, None) is None
     texts = [c.error(k).decode() for k in (0, 1, 2, 3, 4, 5, 99)]
     assert texts == [
         "no error",
@@ -266,6 +269,25 @@ def test_states_go_to_python_and_back(tmp_path: Path) -> None:
         state.load(b"")
     with pytest.raises(KeyError, match="has no part 'nonsense'"):
         state.get("nonsense")
+
+
+def test_checksums(tmp_path: Path) -> None:
+    """The checksum of Python is that of libraries, for data of all lengths; each changed bit changes it."""
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 3, 4, 7, 64, 999, 65_536 * 4 - 1, 300_001):
+        w = ad.tensor(rng.integers(0, 256, size, np.uint8))
+        made = ad.export(lambda x, w=w: w + x, np.uint8(1), path=tmp_path / str(size), name="f")
+        c = linked(made)
+        state, saved = c.state(), np.zeros(c.saved_size() + 1, np.uint8)[1:]  # not aligned
+        assert c.save(state.ctypes.data, saved.ctypes.data, saved.size) == 0
+        made.save(tmp_path / "state")
+        assert (tmp_path / "state").read_bytes() == saved.tobytes()
+        for k in rng.integers(saved.size - size, saved.size, 20 if size else 0):
+            saved[k] ^= 1 << int(rng.integers(8))
+            assert c.load(state.ctypes.data, saved.ctypes.data, saved.size) == 5
+            (tmp_path / "state").write_bytes(saved.tobytes())
+            with pytest.raises(FileError, match="does not match its checksum"):
+                made.load(tmp_path / "state")
 
 
 @pytest.mark.parametrize("level", ["none", "sse2", "avx2", "avx512"])

@@ -71,6 +71,42 @@ def test_numbers_in_python(tmp_path: Path) -> None:
     assert refused(step, X, path=tmp_path) == ["LINE: NAdam computes its numbers in Python at each step"]
 
 
+def test_parameters_that_are_updated_more_often_than_others(tmp_path: Path) -> None:
+    """From equal counts the program is that of one call; after a call it is that of all later ones."""
+    a, b = (ad.tensor(X, requires_grad=True) for _ in range(2))
+    optimizer = optim.Adam([a, b], lr=0.1)
+
+    def step(x: Any) -> Any:
+        for loss in (lambda: (a * x).sum(), lambda: (a * b * x).sum()):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+    assert refused(step, X, path=tmp_path) == [
+        "Adam: a call updates some parameters more often than others, although they have had as many updates until now; "
+        "call the function once before the export"
+    ]
+    step(X)
+    made = ad.export(step, X, path=tmp_path / "library")
+    assert {"Adam.step", "Adam.step_2"} <= {*made.parts}
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    w = ad.tensor(np.ones(3, complex))
+    problems = refused(lambda z: (w, z), np.ones(2, np.complex64), path=tmp_path)
+    assert problems[-4:] == [
+        "z: complex64 has no native form", "result_0: complex128 has no native form",
+        "result_1: complex64 has no native form", "w: complex128 has no native form",
+    ]  # fmt: skip
+
+
+def test_layers_without_a_generator(tmp_path: Path) -> None:
+    assert refused(lambda x: nn.functional.dropout(x, 0.5), X, path=tmp_path) == [
+        "LINE: it draws from a generator that the library cannot contain; pass rng=ad.random.default_rng(seed)"
+    ]
+
+
 def test_gradients_that_are_none_only_before_the_first_call(tmp_path: Path) -> None:
     w = ad.tensor(X, requires_grad=True)
 
@@ -105,6 +141,12 @@ def test_variables_that_the_function_changes(tmp_path: Path) -> None:
         ({"target": "rust"}, "export: target must be one of c, python, wasm, but got 'rust'."),
         ({"name": "2x"}, "export: the name of a library must be an identifier of C, but is '2x'.\n  Pass name= with "),
         ({"name": "double"}, "export: the name of a library must be an identifier of C, but is 'double'."),
+        ({"name": "a" * 101}, "export: the name of a library must be an identifier of C, but is 'aaa"),
+        (
+            {"name": "memcpy"},
+            "export: the name of a library is 'memcpy', which C or WebAssembly uses for something else.\n"
+            "  Pass another name=.",
+        ),
         ({"triple": "sparc"}, "export: triple must be one of x86_64-linux, aarch64-linux, riscv64-linux, "),
         ({"level": "avx9"}, "export: x86_64-linux has the levels avx512, avx2, sse2, none, portable, but level is 'avx9'."),
         (
@@ -130,6 +172,12 @@ def test_paths(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(FileError, match="file is a file, but path= must be a folder to write into"):
         ad.export(ad.sin, X, path=file)
+    with pytest.raises(FileError, match="file is a file, but path= must be a folder to write into"):
+        ad.export(ad.sin, X, path=file / "inside" / "of it")
+    (tmp_path / "library" / "f.h").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        ad.export(ad.sin, X, path=tmp_path / "library", name="f")
+    assert [p.name for p in (tmp_path / "library").iterdir()] == ["f.h"]
     with pytest.raises(InputError, match=r"path must be a str or a pathlib\.Path, but got int"):
         ad.export(ad.sin, X, path=3)  # type: ignore[arg-type]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import pickle
 import shutil
 import subprocess
@@ -44,6 +45,103 @@ def test_names_that_are_words_of_c_and_macros(tmp_path: Path) -> None:
             subprocess.run(command, check=True)  # fmt: skip
 
 
+NAMES = (  # of functions and constants inside of libraries, of C and of Python
+    "copy fill checksum digit same_text uniform next_word initial part_0 saved_header error_0 error_unknown state "
+    "kernel f_kernel0 inputs memcpy memcmp memset floor fmodf printf exp time string math stdint size_t int32_t "
+    "errno I NULL main memory double lambda _Bool __x größe λ"
+).split()
+
+
+def test_names_of_functions(tmp_path: Path) -> None:
+    """Each function can be exported, and its name is no other's, neither in the library nor in C."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    g, w, x = ad.random.default_rng(0), ad.tensor([1.0, -2.5]), np.array([0.3, 7.0])
+
+    def f(x: Any) -> Any:
+        return ad.floor(x * w) + ad.fmod(x, 0.2) + ad.take(w, ad.argsort(x)) + g.random(2), x
+
+    lines, calls, objects = [], [], []
+    for name in NAMES:
+        given: Any = type(f)(f.__code__, f.__globals__, name, f.__defaults__, f.__closure__)
+        made = ad.export(given, x, path=tmp_path)
+        lines.append(f'#include "{made.name}.h"')
+        calls.append(f"ok &= {made.name}_state_size() > 0 && !*{made.name}_error(-1) == 0;")
+        objects.append(str(made.files["object"]))
+    assert len({*objects}) == len(NAMES)
+    headers = [
+        f"#include <{h}.h>"
+        for h in ("errno", "math", "complex", "stdio", "stdlib", "string", "time", "signal")
+    ]
+    text = "\n".join([*lines, *headers, *lines, "int main(void) { int ok = 1;", *calls, "return !ok; }"])
+    program = tmp_path / "program.c"
+    program.write_text(text)
+    command = [
+        "gcc",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        str(program),
+        *{*objects},
+        "-lm",
+        "-o",
+        str(tmp_path / "run"),
+    ]
+    subprocess.run(command, check=True)
+    subprocess.run([tmp_path / "run"], check=True)
+
+
+def test_names_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of C and JavaScript, macros and what all objects have are names of arguments, too."""
+    names = (
+        "errno I stdin NAN size_t int32_t _Bool _Atomic __func__ __proto__ constructor toString let arguments self "
+        "größe α"
+    ).split()
+    (tmp_path / "sums.py").write_text(
+        f"def f({', '.join(names)}):\n    return {' + '.join(names)}\n", "utf-8"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    f = importlib.import_module("sums").f
+    arrays = [np.full(2, 2.0**k) for k in range(len(names))]
+    made = ad.export(f, *arrays, path=tmp_path, name="f")
+    program = tmp_path / "program.c"
+    includes = "".join([f"#include <{h}.h>\n" for h in ("errno", "complex", "math", "stdio")])
+    program.write_text(f'{includes}#include "f.h"\nint main(void) {{ return f_state_size() == 0; }}\n')
+    for compiler, *options in (["gcc"], ["g++", "-x", "c++"]):
+        if shutil.which(compiler) is not None:
+            subprocess.run(
+                [compiler, *options, "-Wall", "-Werror", "-c", str(program), "-o", str(tmp_path / "o")],
+                check=True,
+            )
+    ad.export(f, *arrays, path=tmp_path / "names_trainer", target="python", name="f")
+    given = dict(zip(made.arguments, arrays, strict=True))
+    wanted = [2.0 ** len(names) - 1] * 2
+    assert importlib.import_module("names_trainer").State()(**given).tolist() == wanted
+    if shutil.which("node") is None:
+        return
+    module = ad.export(f, *arrays, path=tmp_path, name="f", target="wasm")
+    values = json.dumps({k: v.tolist() for k, v in given.items()})
+    (tmp_path / "program.mjs").write_text(f"""
+import {{ create }} from "./{module.files["module"].name}";
+const state = await create(), {{ result }} = state.run({values});
+console.log([...result].join());
+try {{ state.run({{ ...{values}, valueOf: 1 }}); }} catch (error) {{ console.log(error.message.slice(0, 25)); }}
+try {{ state.run({{}}); }} catch (error) {{ console.log(error.message); }}
+""")
+    done = subprocess.run(
+        ["node", tmp_path / "program.mjs"], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout.splitlines() == [
+        ",".join(f"{x:.0f}" for x in wanted), "f has no argument valueOf", "f: errno_ is missing"
+    ]  # fmt: skip
+
+
+def test_names_of_parts(tmp_path: Path) -> None:
+    ё, __metadata__ = ad.tensor([1.0]), ad.tensor([2.0])
+    made = ad.export(lambda x: (x + ё) * __metadata__, np.ones(1), path=tmp_path, name="f")
+    assert [*made.parts] == ["tensor", "__metadata___2"]
+
+
 def test_generators_of_damaged_states(tmp_path: Path) -> None:
     """Positions outside of the buffer are not read: the address sanitizer would see it."""
     g = ad.random.default_rng(0)
@@ -80,6 +178,19 @@ def test_copies_and_pickles_of_states(trainer: Any) -> None:
         assert made(np.ones(2)).tolist() == [3.0, 4.0]
         assert made.get("w").tolist() == [3.0, 4.0]
     assert state.get("w").tolist() == [2.0, 3.0]
+
+
+def test_packages_that_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has imported a package gets the new library after a reload, not the old one of this name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "again_trainer"
+    ad.export(lambda x: x * 2, np.ones(2), path=path, target="python")
+    first = importlib.import_module("again_trainer")
+    assert first.State()(np.ones(2)).tolist() == [2.0] * 2
+    ad.export(lambda x: x * 3, np.ones(5), path=path, target="python")
+    shutil.rmtree(path / "__pycache__", ignore_errors=True)  # two files of one second may look alike
+    assert importlib.reload(first).State()(np.ones(5)).tolist() == [3.0] * 5
+    assert len([*path.glob("library*")]) == 1
 
 
 def test_bfloat16_in_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ export class State {
 
   /** Run the function on an object with its arguments; return an object with its results. */
   run(given = {}) {
-    for (const name of Object.keys(given)) if (!(name in inputs)) throw new TypeError(`@NAME@ has no argument ${name}; the arguments are ${Object.keys(inputs).join(", ")}`);
-    const values = Object.entries(inputs).map(([name, form]) => [name, form, checked(name, given[name], form)]);
+    for (const name of Object.keys(given)) if (!Object.hasOwn(inputs, name)) throw new TypeError(`@NAME@ has no argument ${name}; the arguments are ${Object.keys(inputs).join(", ")}`);
+    const values = Object.entries(inputs).map(([name, form]) => [name, form, checked(name, Object.hasOwn(given, name) ? given[name] : undefined, form)]);
     for (const [name, form, value] of values) this.#view(this.#at.inputs[name], form).set(value);
     this.#check(this.#wasm.@NAME@(this.#at.state, ...this.#at.tables));
     return Object.fromEntries(Object.entries(outputs).map(([name, form]) => {
@@ -118,7 +118,7 @@ function listed(name, values, { array, dtype }) {
   if (dtype.endsWith("float16")) throw new TypeError(`@NAME@: ${name} must be a Uint16Array with the bits of ${dtype}`);
   const big = array.startsWith("Big"), float = array.startsWith("Float");
   const found = arrays[array].from(values, (x) => big ? BigInt(typeof x === "bigint" || Number.isInteger(x) ? x : 0) : Number(x));
-  const wrong = values.findIndex((x, i) => float ? typeof x !== "number" : x != found[i]);
+  const wrong = values.findIndex((x, i) => typeof x !== "number" && (float || !["bigint", "boolean"].includes(typeof x)) || !float && x != found[i]);
   if (wrong >= 0) throw new TypeError(`@NAME@: ${name} must have elements of ${dtype}, but element ${wrong} is ${values[wrong]}`);
   return found;
 }
