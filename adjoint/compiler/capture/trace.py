@@ -27,10 +27,7 @@ from adjoint.compiler.capture.tensors import ASSIGNED, Captured
 from adjoint.compiler.guards.observe import Observer
 from adjoint.compiler.guards.values import Guard
 from adjoint.compiler.loops.loop import trace_scan
-from adjoint.compiler.program.inputs import (
-    ArgumentSource,
-    NumbersSource,
-)
+from adjoint.compiler.program.inputs import ArgumentSource, NumbersSource
 from adjoint.compiler.program.program import Host, Instruction, Program, typed
 from adjoint.compiler.program.symbols import (
     NUMBERS,
@@ -250,7 +247,11 @@ class Trace(Captured):
         """
         if self.ended or value.now is UNKNOWN:
             return NotImplemented
-        found = function(value.now)
+        try:
+            found = function(value.now)
+        except Exception:  # the function may catch it; so this value has a program of its own
+            value.fixed()
+            raise
         if value.id not in self.fixed:
             if function is SAME.forward:
                 self.fixed[value.id] = value.now

@@ -35,6 +35,7 @@ from adjoint.compiler.program.writes import (
     Write,
 )
 from adjoint.compiler.replay.tables import fill_tables
+from adjoint.core.lifted import UnexpectedError
 from adjoint.core.tensor import Tensor
 from adjoint.transforms.rerun import Generators
 
@@ -113,11 +114,13 @@ def _add_lines(w: Lines, program: Program, trace: Trace, run: Any, whole: bool) 
     shared = [k for k in _shared(program, trace) if all(k not in places for _, places in tables)]
     outputs = program.outputs()
     made: list[str] = []
-    if lines is None:
-        w.add(f"found = {w.name(run, 'run')}({', '.join(names)})")
-    else:
+    given = any(s.kind in ("argument", "variable") and s.value.weak for s in program.sources)
+    with w.block("try:" if given else ""):
         w.names |= used
-        w.add(*lines)
+        w.add(*(lines or [f"found = {w.name(run, 'run')}({', '.join(names)})"]))
+    if given:  # the function may catch the error of a number, such as a division by zero
+        w.add(f"except ArithmeticError as error: raise {w.name(UnexpectedError)} from error")
+    if lines is not None:
         made = [f"v{v.id}" for v in outputs]
         if not whole and not shared and not program.writes:
             return Outputs(made, dict(zip(texts, names, strict=True)))

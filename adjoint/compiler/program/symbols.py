@@ -472,6 +472,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "lshift": operator.lshift,
     "rshift": operator.rshift,
 }
+_OF_COUNTS = ("pow", "lshift", "rshift")
 # never equal to a number, or compared by their own method
 _REFLECTED = (str, bytes, type(None), tuple, list, dict, set, frozenset, np.ndarray, Tensor)
 _COMPARISONS = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
@@ -498,8 +499,8 @@ def _binary(host: Host, method: str, reflected: bool) -> Callable[[Number, Any],
                 return NotImplemented  # tensors, arrays and other objects have reflected operators
             other = base(other)
         args = (other, self) if reflected else (self, other)
-        if host.name == "pow" and isinstance(args[0], int) and isinstance(args[1], int):
-            bool(args[1] >= 0)  # otherwise the power is a float
+        if host.name in _OF_COUNTS and isinstance(args[0], int) and isinstance(args[1], int):
+            bool(args[1] >= 0)  # otherwise a power is a float, and a shift is an error
         safe = host.name == "truediv" and _is_nonzero(args[1])
         return self.trace.number_of(_QUOTIENT if safe else host, args)
 
