@@ -48,10 +48,13 @@ def _row_sums(rows: Array, values: Array) -> Array:
 
 def _put_rows(whole: Array, rows: Array, new: Array) -> Array:
     found = whole.copy()
-    found.reshape(-1, new.size // rows.size if rows.size else 1)[rows] = new.reshape(rows.size, -1)
+    if rows.size:
+        found.reshape(-1, new.size // rows.size)[rows] = new.reshape(rows.size, -1)
     return found
 
 
 def _native_put(xp: Any, whole: Any, rows: Any, new: Any) -> Any:
+    if not rows.size:
+        return whole
     width = new.size // rows.size
     return xp.scatter("set", whole, rows * width, new, width)
