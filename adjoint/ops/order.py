@@ -71,6 +71,13 @@ def _sort_jvp(xp: Namespace, t: Value, y: Value, x: Value, axis: int, descending
     return xp.take_along_axis(t, i, axis=axis)
 
 
+def _count_equal(x: Array, y: Array) -> int:
+    """Return the number of elements of ``x`` that equal ``y``; NaN equals NaN."""
+    same = x == y
+    nan = y != y
+    return int(np.count_nonzero(same | (nan & (x != x)) if nan.any() else same))
+
+
 def _argtopk(x: Array, k: int, axis: int, largest: bool) -> Any:
     """Return the indices of the k largest elements along ``axis``, the largest first.
 
@@ -81,8 +88,12 @@ def _argtopk(x: Array, k: int, axis: int, largest: bool) -> Any:
     if 0 < 4 * k < n:  # np.argpartition first, which takes linear time
         i = np.argpartition(x, n - k if largest else k - 1, axis=axis)
         i = np.sort(np.take(i, np.arange(n - k, n) if largest else np.arange(k), axis=axis), axis=axis)
-        order = _argsort(np.take_along_axis(x, i, axis), axis, largest, True)
-        return np.take_along_axis(i, order, axis)
+        part = np.take_along_axis(x, i, axis)
+        order = _argsort(part, axis, largest, True)
+        last = np.take_along_axis(part, np.take(order, [k - 1], axis=axis), axis)
+        # if more elements are equal to the last one, argpartition has selected any of them
+        if _count_equal(x, last) == _count_equal(part, last):
+            return np.take_along_axis(i, order, axis)
     return np.take(_argsort(x, axis, largest, True), np.arange(k), axis=axis)
 
 
@@ -234,6 +245,8 @@ class TopK(NamedTuple):
 @argument_doc
 def topk(x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True) -> TopK:
     """Return the ``k`` largest or smallest elements along an axis, sorted, and their indices.
+
+    Of elements that are equal, the first are returned.
 
     Parameters
     ----------
