@@ -134,9 +134,7 @@ def _native_pow(xp: Primitives, x: View, y: View) -> View:
         if exponent in (-1, 0.5):
             return 1 / x if exponent == -1 else xp.sqrt(x)
         return x if exponent == 1 else x * x if exponent == 2 else x * x * x
-    if kind and kind in "iu":
-        if type(exponent) is not int or not 0 < exponent < 64:
-            raise NotNative("a power of integers has no native form")
+    if kind and kind in "iu" and type(exponent) is int and 0 < exponent < 64:
         return _whole_power(x, exponent)
     return xp.primitive("power", np.power, x, y)
 

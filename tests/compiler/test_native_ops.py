@@ -317,3 +317,28 @@ def test_hard_values(case: Case, dtype: str) -> None:
     compiled = ad.compile(lambda groups: [outcome(*group) for group in groups], backend="native")
     for given, found, xs in zip(groups, compiled(tensors), tensors, strict=True):
         check_ulps(case, given, arrays_of(found), arrays_of(outcome(*xs)))
+
+
+PUBLIC = sorted(
+    o.name for o in OPS.values() if o.kind == "elementwise" and not o.params and hasattr(ad, o.name)
+)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_booleans_integers_and_numbers(name: str) -> None:
+    f, arity = getattr(ad, name), len(OPS[name].rules)
+    arrays = [ad.tensor(np.array([0, 1, 2, 3], d)) for d in ("?", "u1", "i4", "i8")]
+    for x in arrays:
+        others: list[Any] = [2, 0, True, 2.5, *arrays] if arity > 1 else [None]
+        for y in others:
+            rest = (x,) * (arity - 2)
+            for args in ((x, y, *rest), (y, x, *rest)) if arity > 1 else ((x,),):
+                compiled = ad.compile(f, backend="native")
+                try:
+                    wanted = f(*args)
+                except Exception as error:
+                    with pytest.raises(type(error)):
+                        compiled(*args)
+                else:
+                    check(compiled(*args), wanted, 8.0)

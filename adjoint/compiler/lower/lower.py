@@ -18,7 +18,7 @@ from adjoint.core.native import NotNative
 __all__ = ["FAILURES", "Lowered"]
 
 # What a function raises if it cannot be written with primitives.
-FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexError, OverflowError)
+FAILURES = (NotNative, TypeError, AttributeError, KeyError, ValueError, IndexError, ArithmeticError)
 
 
 class Lowered:

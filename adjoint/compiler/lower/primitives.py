@@ -30,6 +30,7 @@ _BOOL = np.dtype(bool)
 _ON_BOOLS = {"add": "logical_or", "multiply": "logical_and", "maximum": "logical_or", "minimum":
 "logical_and", "bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
              "bitwise_invert": "logical_not", "not_equal": "logical_xor", "abs": "copy",
+             "floor": "copy", "ceil": "copy", "trunc": "copy",
              "fmax": "logical_or", "fmin": "logical_and"}  # fmt: skip
 _ON_INTEGERS = {
     "floor": "copy", "ceil": "copy", "trunc": "copy", "rint": "copy", "fmax": "maximum", "fmin": "minimum",
@@ -103,8 +104,10 @@ class Primitives:
         views = [self.cast(self.view(a, t), t) for a, t in zip(args, types, strict=True)]
         if types[0] == _BOOL and name in _ON_BOOLS:
             name = _ON_BOOLS[name]
-        elif types[0].kind in "iu" and name in _ON_INTEGERS:
-            name = _ON_INTEGERS[name]
+        elif types[0].kind in "iu":
+            name = _ON_INTEGERS.get(name, name)
+            if name == "power":
+                raise NotNative("a power of integers has no native form")
         if name == "copy":
             return views[0]
         return self.graph.elementwise(name, dtype, *views)
