@@ -108,6 +108,7 @@ if TYPE_CHECKING:
         optim,
         random,
         scipy,
+        sklearn,
         sparsity,
         testing,
         train,
@@ -170,7 +171,7 @@ del piecewise, products, reduce, scans, selection, shape
 _LATER = {
     name: f"adjoint.{name}"
     for name in (
-        "autograd nn numpy scipy sparsity optim random inspect extend testing train distributed".split()
+        "autograd nn numpy scipy sklearn sparsity optim random inspect extend testing train distributed".split()
     )
 }
 for _module, _names in {

@@ -17,12 +17,12 @@ import numpy as np
 import adjoint.numpy as anp
 from adjoint import tree
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import InputError, NoGradientError
+from adjoint.errors import NoGradientError
 from adjoint.interop.drop_in import holds_tensor
 from adjoint.tracebacks import hide
 from adjoint.transforms import batch, forward, matrix, recompute, reverse
 from adjoint.transforms.arrays import outermost, returned, to_arrays
-from adjoint.transforms.inputs import record_call
+from adjoint.transforms.inputs import as_function, record_call
 from adjoint.transforms.linear import pull_back
 
 __all__ = [
@@ -44,11 +44,7 @@ def unary_to_nary(operator: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(operator)
     def of(fun: Any, argnum: Any = 0, *more: Any, **options: Any) -> Any:
-        if isinstance(fun, Tensor):
-            raise InputError(
-                f"autograd.{operator.__name__}: the first argument must be a function, not a tensor.  For "
-                "the gradients of a tensor use ad.gradients(y, [x])."
-            )
+        as_function(f"autograd.{operator.__name__}", fun)
         places = [argnum] if isinstance(argnum, int) else list(argnum)
 
         def call(*args: Any, **kwargs: Any) -> Any:

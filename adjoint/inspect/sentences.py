@@ -168,9 +168,10 @@ def _time(recorder: Recorder, captured: Captured) -> list[Sentence]:
     between = max(0.0, wall - sum(r.seconds for r in rows)) / wall
     text = f"A step takes {time_text(wall)}: {rows[0].name} {rows[0].seconds / wall:.0%} of it"
     text += f", Python between the ops {between:.0%}"
-    text += (
-        f"; the backward takes {backward / forward:.1f} times the forward." if forward and backward else "."
-    )
+    if forward and backward:
+        ratio = backward / forward
+        text += f"; the backward takes {f'{ratio:.1f}' if ratio >= 0.05 else 'less than 0.1'} times the forward"
+    text += "."
     if captured.compiled:
         return [("note", text, "")]
     kept = sum(e.kept for e in captured.events)

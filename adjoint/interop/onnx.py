@@ -89,6 +89,10 @@ def save(
     >>> bool(np.allclose(same(x), net(x).numpy()))
     True
     """
+    if not callable(model):
+        raise InputError(
+            f"onnx.save: the model comes first, as in onnx.save(model, inputs, path), but got {model!r}."
+        )
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     arrays = [a.numpy() if isinstance(a, Tensor) else array_of(a) for a in given]
 

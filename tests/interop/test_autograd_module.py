@@ -387,6 +387,6 @@ def test_a_tensor_in_place_of_a_function_is_an_error():
     with pytest.raises(InputError) as raised:
         ad.autograd.grad((x * x).sum(), [x])  # PyTorch's torch.autograd.grad
     assert str(raised.value) == (
-        "autograd.grad: the first argument must be a function, not a tensor.  For the gradients of a tensor use "
-        "ad.gradients(y, [x])."
+        "autograd.grad: expected a function, but got Tensor.\n  For the gradients of a tensor use "
+        "ad.gradients(loss, [w])."
     )
