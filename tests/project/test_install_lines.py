@@ -82,8 +82,11 @@ def test_the_commands_of_the_readme_are_on_its_first_screen() -> None:
     assert DEMO in first and TEST in first
 
 
-def test_the_landing_page_has_the_command_of_the_readme() -> None:
-    assert DEMO in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+def test_the_landing_page_has_the_commands_of_the_readme() -> None:
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for command in (DEMO, re.findall(r"^    (py -m venv .*demo)$", README, re.M)[0]):
+        lines = [f"    {each}\n" for each in re.split(r" && |; ", command.strip())]
+        assert "".join(lines) in page
 
 
 def test_the_table_of_the_readme_has_the_measured_factors(monkeypatch: pytest.MonkeyPatch) -> None:

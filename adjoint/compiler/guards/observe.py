@@ -152,7 +152,7 @@ class Observer(Calls):
             warn(
                 f"ad.compile: the source of {where} is not known, so some of the values that it reads cannot "
                 "be seen.\n  If such a value changes, compiled results may be wrong.  Define the function in "
-                "a file, or pass the values as arguments."
+                "a file or a notebook, or pass the values as arguments."
             )
         return self._opaque(f)
 
