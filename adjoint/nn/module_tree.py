@@ -7,6 +7,7 @@ from typing import Any
 
 from adjoint import tree, words
 from adjoint.core.convert import asarray
+from adjoint.core.roles import ShellRole
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError
 from adjoint.nn.module import Module
@@ -14,8 +15,80 @@ from adjoint.nn.module import Module
 __all__ = ["functional_call", "unseen_parameters"]
 
 
-def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Module]:
-    return list(module.named_parameters()), module
+_NAMES = ("_parameters", "_buffers")
+_KNOWN = frozenset({bool, int, str, type(None)})  # types of attributes that are compared by value
+
+
+class Shell(ShellRole):
+    """A module without its parameters.  Two are equal if their modules differ only in parameters.
+
+    All other attributes must be the same objects, or equal numbers and texts.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Shell and self.parameters_of(other.module) is not None
+
+    def __hash__(self) -> int:
+        return hash(type(self.module))
+
+    def parameters_of(self, other: Any) -> tuple[Any, ...] | None:
+        """Return the parameters of a module that differs only in them; None for another object."""
+        ours: dict[int, Any] = {}  # the objects of ``other`` in place of ours, by id, and the other way round
+        theirs: dict[int, Any] = {}
+        found: list[Any] = []
+        stack = [(self.module, other)]
+        while stack:
+            a, b = stack.pop()
+            known = id(a) in ours
+            if ours.setdefault(id(a), b) is not b or theirs.setdefault(id(b), a) is not a:
+                return None
+            if known:
+                continue
+            pairs = _pairs(a, b)
+            if pairs is None:
+                return None
+            parameters, modules = pairs
+            for p, q in parameters:
+                if id(p) not in ours:
+                    found.append(q)
+                if ours.setdefault(id(p), q) is not q or theirs.setdefault(id(q), p) is not p:
+                    return None
+            stack.extend(reversed(modules))
+        return tuple(found)
+
+
+def _pairs(a: Any, b: Any) -> tuple[list[Any], list[Any]] | None:
+    """Return the pairs of parameters, and of submodules, of two modules; None if anything else differs."""
+    if type(a) is not type(b):
+        return None
+    # names of parameters and buffers are made when they are first read
+    x, y = ({k: v for k, v in vars(m).items() if k not in _NAMES or v} for m in (a, b))
+    if [*x] != [*y]:
+        return None
+    names, modules = x.get("_parameters", {}), []
+    for name, value in x.items():
+        other = y[name]
+        if isinstance(value, Module):
+            modules.append((value, other))
+        elif name in _NAMES:
+            if [*value] != [*other]:
+                return None
+        elif name in names and value is not None and other is not None:
+            continue
+        elif value is not other and not (type(other) is type(value) in _KNOWN and value == other):
+            return None
+    if any(name not in x for name in names):  # a property
+        return None
+    return [(x[name], y[name]) for name in names if x[name] is not None], modules
+
+
+def _take_apart(module: Module) -> tuple[list[tuple[str, Any]], Shell]:
+    return list(module.named_parameters()), Shell(module)
 
 
 def _put_together(module: Module, values: Sequence[Any], buffers: Mapping[int, Any] | None = None) -> Module:
@@ -47,7 +120,7 @@ def _put_together(module: Module, values: Sequence[Any], buffers: Mapping[int, A
     return copies[id(module)]
 
 
-tree.register(Module, _take_apart, _put_together)
+tree.register(Module, _take_apart, lambda shell, values: _put_together(shell.module, values))
 
 
 def unseen_parameters(module: Module) -> list[str]:

@@ -6,7 +6,6 @@ import functools
 import random
 
 import pytest
-from random_programs import CLOSE
 from random_steps import Plan, assert_close, run, run_beside, same
 
 import adjoint as ad
@@ -46,13 +45,12 @@ def partial_sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def check_numbers(seed: int, calls: int = 3) -> None:
     """Compare a step by replay and native code, at one level of vectors, with the eager one."""
     plan = Plan(seed)
-    tolerance = CLOSE[plan.dtype]
     for found, wanted in run_beside(plan, REPLAY, calls):
         assert same(found, wanted)
     assert all(map(same, run(plan, REPLAY, 5), run(plan, lambda step: step, 5)))
     with machine.using(LEVELS[seed % len(LEVELS)]):
         for found, wanted in run_beside(plan, NATIVE, calls):
-            assert_close(found, wanted, tolerance)
+            assert_close(found, wanted, plan.tolerance)
         free, held = run(plan, NATIVE, calls), run(plan, NATIVE, calls, hold=True)
     assert all(map(same, free, held)), "reused memory changes the result"
 

@@ -134,6 +134,11 @@ MESSAGES = {
         lambda: ad.compile(lambda x: x, static_argnums=1),
         "compile: static_argnums= is called static= in adjoint.",
     ),
+    "PyTorch's dynamic shapes": (
+        lambda: ad.compile(lambda x: x, dynamic=True),
+        "compile has no argument dynamic=: leave it out, because lengths may vary: each has an exact program, which a thread "
+        "builds while the function itself runs.",
+    ),
     "PyTorch's name of the largest norm": (
         lambda: ad.clip_grad_norm([W], max=1.0),
         "clip_grad_norm: max= is called max_norm= in adjoint.",

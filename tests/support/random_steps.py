@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from random_programs import drawn_dtype, strided
+from random_programs import CLOSE, HALVES, drawn_dtype, strided
 
 import adjoint as ad
 from adjoint import optim, tree
@@ -34,7 +35,34 @@ CLIPS = [  # functions of the parameters and optimisers that clip gradients, in 
     lambda params: ad.clip_grad_norm_by_group({"a": params[:2], "b": params[2:]}, {"a": 0.2, "b": 0.1}),
     lambda params: ad.clip_grad_adaptive(params, 0.01),
 ]  # fmt: skip
+FORMS = ("dictionary", "tuple", "list", "dataclass", "named", "module")
 # eps: where the gradient is 0 but for rounding, a smaller one makes an update of any sign of it
+
+
+@dataclasses.dataclass
+class Batch:
+    """A batch with a number."""
+
+    x: Any
+    y: Any
+    scale: float
+
+
+class Named(NamedTuple):
+    """A batch as a named tuple."""
+
+    x: Any
+    y: Any
+
+
+class Gain(ad.nn.Module):
+    """A module that is an argument of the step, and whose parameter the optimisers have."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.gain = ad.nn.Parameter(np.ones((), dtype))
+
+    def forward(self, h: Any) -> Any:
+        return h * self.gain
 
 
 class Plan:
@@ -63,22 +91,37 @@ class Plan:
         r = np.random.default_rng((seed, 81))
         self.counts, several, self.sparse = (r.random(3) < (0.3, 0.2, 0.5)).tolist()
         self.uneven = bool(np.random.default_rng((seed, 82)).random() < 0.25) and self.zero != "never"
-        self.form = ("two", "dictionary", "tuple", "list")[r.integers(4)] if r.random() < 0.4 else "two"
+        self.form = FORMS[r.integers(len(FORMS))] if r.random() < 0.45 else "two"
         self.lengths = [
             self.rows,
             *(map(int, r.choice([n for n in rows if n != self.rows], 2)) if several else []),
         ]
         self.indices = {n: np.resize(self.index, n) % n for n in self.lengths}
+        r = np.random.default_rng((seed, 83))
+        self.raw, self.branches, self.kept, self.rate, low, infinite = (
+            r.random(6) < (0.2, 0.4, 0.5, 0.3, 0.2, 0.5)
+        ).tolist()
+        self.low = HALVES[r.integers(len(HALVES))] if low and self.dtype == np.float32 else None
+        # a call whose gradients are infinite or NaN, so that the scaler skips the update; -1: none
+        self.infinite = 2 if infinite and self.scales and not self.clip else -1
         if self.sparse and self.zero == "never":  # compiled functions do not read sparse gradients
             self.zero = "first"
+
+    @property
+    def tolerance(self) -> float:
+        """How much native code may differ from eager mode."""
+        return CLOSE[self.dtype if self.low is None else self.low]
 
     def data(self, call: int) -> list[Any]:
         """Return the arrays of one call: contiguous, or strided, reversed, transposed, repeated, read-only."""
         r = np.random.default_rng((self.seed, call))
         rows = self.lengths[call % len(self.lengths)]
-        return [
+        found = [
             strided(r, r.normal(size=(rows, n)).astype(self.dtype)) for n in (self.sizes[0], self.sizes[-1])
         ]
+        if call == self.infinite:
+            found[1] = np.full_like(found[1], np.inf, subok=False)
+        return found
 
 
 def _layer(kind: int, h: Any, w: Any, b: Any, g: Any, index: Any) -> Any:
@@ -130,6 +173,8 @@ class Training:
         self.table = made(r.normal(size=(40, plan.sizes[0]))) if plan.table else None
         self.params = list({id(p): p for layer in self.layers for p in layer}.values())
         self.params += [self.table] if plan.table else []
+        self.gain = Gain(plan.dtype)
+        self.params += [self.gain.gain] if plan.form == "module" else []
         given: Any = self.params
         if plan.groups:
             given = [{"params": self.params[:2], "lr": 0.02}, {"params": self.params[2:]}]
@@ -142,12 +187,18 @@ class Training:
         self.count = ad.tensor(np.zeros((), plan.dtype))
         self.saved: Any = None
         self.made = 0  # the number of steps
+        self.kept = {"made": 0}  # the same in a dictionary
         if plan.seed % 2:
             self.change(6)
 
-    def step(self, x: Any, y: Any = None, k: int = 0) -> Any:
+    def step(
+        self, x: Any, y: Any = None, k: int = 0, rate: float = 1.0, flag: bool = True, model: Any = None
+    ) -> Any:
         """Make one step on a batch in one of several forms; return one of several results."""
-        if y is None:
+        scale = rate if flag else 0.5
+        if isinstance(x, Batch):
+            x, y, scale = x.x, x.y, scale * x.scale
+        elif y is None:
             x, y = (x["x"], x["y"]) if isinstance(x, dict) else x
         plan, h = self.plan, x
         index = plan.indices[h.shape[0]]
@@ -157,12 +208,23 @@ class Training:
             self._update()
         if plan.table:
             h = h + ad.take(self.table, index % 40, axis=0, sparse_grad=plan.sparse)
+        h = h if plan.low is None else h.astype(plan.low)
         for kind, layer in zip(plan.kinds, self.layers, strict=False):
-            h = _layer(kind, h, *layer, index)
-        loss = ((h - y) ** 2).mean()
+            given = layer if plan.low is None else [p.astype(plan.low) for p in layer]
+            h = _layer(kind, h, *given, index)
+        h = h if plan.low is None else h.astype(plan.dtype)
+        if model is not None:
+            h = model(h)
+        loss = ((h - y) ** 2).mean() * scale
         if plan.counts:
-            self.made += 1
-            loss = loss * (1.0 / (1 + 0.1 * k + 0.1 * self.made))
+            if plan.kept:
+                self.kept["made"] += 1
+            else:
+                self.made += 1
+            made = self.kept["made"] + self.made
+            loss = loss * (1.0 / (1 + 0.1 * k + 0.1 * made))
+            if plan.branches and (made % 3 == 1 or k > 2):
+                loss = loss * 0.5 + (h[k % h.shape[0]] ** 2).mean() * 0.1
         if plan.penalty:
             loss = loss + sum((p * p).sum() * 1e-3 for p in self.params)
         self.scaler.scale(loss).backward()
@@ -231,25 +293,32 @@ class Training:
         for a, b in zip(self.params, other.params, strict=True):
             rows = isinstance(b.grad, ad.SparseGradient)
             a.grad = b.grad if b.grad is None or rows else b.grad.clone()
-        self.made = other.made
+        self.made, self.kept["made"] = other.made, other.kept["made"]
         self.scaler.load_state_dict(other.scaler.state_dict())
         for a, b in zip(self.optimizers, other.optimizers, strict=True):
             a.load_state_dict(copy.deepcopy(b.state_dict()))
 
     def advance(self, step: Any, call: int) -> list[Any]:
         """Call a step on the data of a call; return copies of its results and of all state."""
-        x, y = map(ad.asarray, self.plan.data(call))
-        batches: dict[str, Any] = {"dictionary": {"x": x, "y": y}, "tuple": (x, y), "list": [x, y]}
-        given = [batches[self.plan.form]] if self.plan.form in batches else [x, y]
-        if self.plan.counts:
-            found = step(*given, k=call)
-        else:
-            found = step(x, y=y) if call % 4 == 3 and len(given) == 2 else step(*given)
+        plan = self.plan
+        # arrays that are not contiguous are read as they are in programs, so products round differently
+        x, y = map(np.ascontiguousarray if plan.raw else ad.asarray, plan.data(call))
+        batches: dict[str, Any] = {
+            "dictionary": {"x": x, "y": y}, "tuple": (x, y), "list": [x, y],
+            "dataclass": Batch(x, y, 1.0 + call % 2), "named": Named(x, y),
+        }  # fmt: skip
+        given = [batches[plan.form]] if plan.form in batches else [x, y]
+        named: dict[str, Any] = {"k": call} if plan.counts else {}
+        if plan.rate:
+            named |= {"rate": 1.0 - 0.1 * call, "flag": call % 3 < 2}
+        if plan.form == "module":
+            named["model"] = self.gain
+        found = step(x, y=y) if call % 4 == 3 and not named and len(given) == 2 else step(*given, **named)
         results = [t.detach().numpy().copy() for t in tree.leaves(found)]
         grads = [None if p.grad is None else p.grad.numpy().copy() for p in self.params]
         tensors = [t.detach().numpy().copy() for t in self._tensors()]
-        states = tree.leaves(copy.deepcopy([o.state_dict() for o in (*self.optimizers, self.scaler)]))
-        return [*results, *tensors, *grads, *states]
+        states = tree.leaves(copy.deepcopy([*map(_state_of, self.optimizers), self.scaler.state_dict()]))
+        return [*results, *tensors, *grads, *states, self.made, self.kept["made"]]
 
     def _tensors(self) -> list[Any]:
         return [*self.params, *self.averages, self.mean, self.count]
@@ -261,6 +330,15 @@ class Training:
         ]
         grads = [p.grad._data for p in self.params if p.grad is not None]
         return [*(t._data for t in self._tensors()), *grads, *states]
+
+
+def _state_of(optimizer: Any) -> dict[str, Any]:
+    """Return the state of an optimiser.  A trace makes zeros where eager code makes them at the first update."""
+    found = dict(optimizer.state_dict())
+    found["state"] = [
+        [one if any(np.any(a) for a in tree.leaves(one)) else {} for one in group] for group in found["state"]
+    ]
+    return found
 
 
 def run(plan: Plan, wrap: Any, calls: int, hold: bool = False) -> list[list[Any]]:

@@ -113,7 +113,7 @@ def test_random_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(seed)
     try:
         for found, wanted in run_beside(plan, on_webgpu, 3):
-            assert_close(found, wanted, 1e-5)
+            assert_close(found, wanted, plan.tolerance)
     except DeviceError as error:
         if not is_refused(str(error), "has no float64"):
             raise

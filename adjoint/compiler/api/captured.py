@@ -78,7 +78,9 @@ class Captured:
         try:
             try:
                 self._run_or_unroll(call)
-            except BothError:
+            except BothError:  # the caller may trace the function again, so plain variables are restored
+                observer.put_back()
+                observer.reads().set_back()
                 raise
             except Exception:
                 # code that needs plain numbers, as C code does, gets them

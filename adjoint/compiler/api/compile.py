@@ -331,7 +331,7 @@ class Compiled(Programs, _Callable[P, R]):
         try:
             found, plain = locked(self._lock, self._run, args, kwargs, mode)
         except UnexpectedError:
-            return self._itself(*args, **kwargs)
+            found, plain = self._on_tensors(*args, **kwargs), self._variants[0].plain
         return returned(found) if plain and transform.get() is None else found
 
     def _explained(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
@@ -365,8 +365,8 @@ class Compiled(Programs, _Callable[P, R]):
             return (None, call) if new else self._variant(call)
 
         variant, call = self._matching(find, args, kwargs)
-        if variant is None:
-            return self._itself(*args, **kwargs), False
+        if variant is None:  # the other lengths have programs
+            return self._on_tensors(*args, **kwargs), self._variants[0].plain
         if mode == "check":
             both = run_both(variant, call, lambda: self._on_tensors(*args, **kwargs))
             return both, variant.plain

@@ -9,7 +9,7 @@ from typing import Any
 from adjoint import tree
 from adjoint.compiler.guards.places import is_own_class
 from adjoint.compiler.guards.values import CACHES, is_module
-from adjoint.core.roles import ModuleRole
+from adjoint.core.roles import ModuleRole, ShellRole
 
 __all__ = ["Layers", "is_layer", "modules_in", "named_tensors"]
 
@@ -70,8 +70,8 @@ def named_tensors(owner: Any) -> Iterator[tuple[str, Any]]:
 
 def modules_in(structure: tree.Structure) -> Iterator[Any]:
     """Yield the modules in a tree of arguments, and their submodules."""
-    if is_module(structure.rest):
-        yield from structure.rest.modules()
+    if isinstance(structure.rest, ShellRole):
+        yield from structure.rest.module.modules()
     for child in structure.children:
         yield from modules_in(child)
 

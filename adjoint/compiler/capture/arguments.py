@@ -388,14 +388,16 @@ def _constants(rest: Any) -> tuple[Any, ...]:
     return tuple([(type(v), None if (mark := exact(v)) is v else mark) for v in values])
 
 
-def _changed_structure(had: tree.Structure, now: tree.Structure, parameters: Parameters) -> str:
-    """Return a text that describes the first argument whose structure differs in ``had`` and ``now``."""
-    before, after = ({n: c for n, c, _ in parameters.arguments(s)} for s in (had, now))
+def _changed_structure(had: tree.Structure, has: tree.Structure, parameters: Parameters) -> str:
+    """Return a text that describes the first argument whose structure differs in ``had`` and ``has``."""
+    before, after = ({n: c for n, c, _ in parameters.arguments(s)} for s in (had, has))
     for name, child in after.items():
         if name not in before:
             return f"argument {name} was added"
         if before[name] != child:
-            return f"{name} changed from {before[name].describe()} to {child.describe()}"
+            was, now = before[name].describe(), child.describe()
+            now = "another one, which differs in more than its parameters" if now == was else now
+            return f"{name} changed from {was} to {now}"
     gone = [n for n in before if n not in after]
     return f"argument {gone[0]} was left out" if gone else "the arguments changed"
 

@@ -1,4 +1,4 @@
-"""Write the lines that unpack the arguments of a call: dictionaries, tuples, lists and dataclasses."""
+"""Write the lines that unpack the arguments of a call: dictionaries, tuples, lists, dataclasses, modules."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from adjoint import tree
 from adjoint.compiler.capture.arguments import Held
 from adjoint.compiler.guards.values import exact
 from adjoint.compiler.program.lines import Lines
+from adjoint.core.roles import ShellRole
 
 __all__ = ["add_unpacking", "can_unpack"]
 
@@ -46,14 +47,24 @@ def _has_fields(s: tree.Structure) -> bool:
     return s.rest == {} and s.names == tuple([f".{f.name}" for f in dataclasses.fields(kind)])
 
 
+def _is_named_tuple(s: tree.Structure) -> bool:
+    """Return whether this is the structure of a named tuple, whose elements are read by their places."""
+    kind: Any = s.kind
+    if not isinstance(kind, type) or kind.__mro__[1:] != (tuple, object) or tree.is_registered(kind):
+        return False
+    own = {"__iter__", "__getitem__", "__len__"} & {*vars(kind)}
+    return hasattr(kind, "_fields") and not own
+
+
 def _is_unpacked(s: tree.Structure) -> bool:
-    if s.kind is tree.Structure.LEAF:
+    if s.kind is tree.Structure.LEAF or isinstance(s.rest, ShellRole):
         return True
     if s.kind is tree.Structure.STATIC:
         return type(s.rest) in _CONSTANTS
     if s.kind is dict and not all(type(key) is str for key in s.rest):
         return False
-    return (s.kind in _CONTAINERS or _has_fields(s)) and all(map(_is_unpacked, s.children))
+    known = s.kind in _CONTAINERS or _has_fields(s) or _is_named_tuple(s)
+    return known and all(map(_is_unpacked, s.children))
 
 
 def add_unpacking(
@@ -96,8 +107,24 @@ class _Unpacking:
             name = f"c{self.containers}"
             self.containers += 1
             kind = s.kind.__name__ if s.kind in _CONTAINERS else self.w.name(s.kind)
+            if isinstance(s.rest, ShellRole):
+                self._module(name, text, s)
+                return
             self.w.add(f"{name} = {text}", f"if type({name}) is not {kind}: {self.miss}")
             self._children(name, s)
+
+    def _module(self, name: str, text: str, s: tree.Structure) -> None:
+        """Add the lines for a module: the one that was traced, or one that differs in its parameters only.
+
+        The guards of the program compare the parameters and attributes of the one that was traced.
+        """
+        w, shell = self.w, s.rest
+        traced = "".join(f"{w.name(p, 'p')}, " for p in shell.module.parameters())
+        names = "".join(f"{self.names[self.next + k]}, " for k in range(s.count))
+        self.next += s.count
+        w.add(f"{name} = {text}", f"same = {name} is {w.name(shell.module)}")
+        w.add(f"{name} = ({traced}) if same else {w.name(shell.parameters_of)}({name})")
+        w.add(f"if {name} is None: {self.miss}", *([f"{names}= {name}"] if names else []))
 
     def _constant(self, text: str, value: Any) -> None:
         """Add the lines that compare a value that is not traced."""
@@ -111,7 +138,7 @@ class _Unpacking:
 
     def _children(self, text: str, s: tree.Structure) -> None:
         """Add the lines for the elements of the container in the variable ``text``."""
-        if s.kind not in _CONTAINERS:
+        if s.kind not in _CONTAINERS and not _is_named_tuple(s):
             absent = self.w.name(_ABSENT)
             for name, child in zip(s.names, s.children, strict=True):
                 self._unpack(f"getattr({text}, {name[1:]!r}, {absent})", child)
