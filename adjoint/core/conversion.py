@@ -30,6 +30,14 @@ def in_assertion(frame: FrameType) -> bool:
     return str(_caller(frame).f_globals.get("__name__")).startswith(("numpy.testing.", "_pytest."))
 
 
+def in_product(frame: FrameType) -> bool:
+    """Return whether SciPy's code for ``matrix @ x``, where the matrix is sparse, is running in ``frame``."""
+    frame = _caller(frame)
+    if frame.f_code.co_name != "_matmul_dispatch" or library_of(frame) != "scipy":
+        return False
+    return frame.f_back is not None and frame.f_back.f_code.co_name == "__matmul__"
+
+
 def _caller(frame: FrameType) -> FrameType:
     """Return the frame that called a method, whose wrapper may be running in ``frame``."""
     back = frame.f_back

@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from adjoint.config import special, transform
 from adjoint.context import observer, reading
-from adjoint.core.conversion import asked_by_numpy, check_conversion, in_assertion
+from adjoint.core.conversion import asked_by_numpy, check_conversion, in_assertion, in_product
 from adjoint.core.lifted import Unknown, enclosing, refusal, tracing
 from adjoint.core.methods import Methods
 from adjoint.core.node import LEAF
@@ -126,7 +126,12 @@ class Readable(Methods):
         return self.numpy(copy=True)[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ndarray[Any, Any]:
-        if not in_assertion(sys._getframe(1)):
+        caller = sys._getframe(1)
+        if in_product(caller):  # SciPy then returns NotImplemented, and Python calls ``__rmatmul__``
+            held = np.empty((), object)
+            held[()] = self
+            return held
+        if not in_assertion(caller):
             check_conversion(
                 self,
                 "a NumPy array",

@@ -180,3 +180,22 @@ def test_functions_of_scipy():
             call(constant, constant)
     with pytest.raises(InputError, match="a SparseArray cannot be converted to a NumPy array"):
         np.asarray(constant)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"])
+@pytest.mark.parametrize("kind", ["array", "matrix"])
+def test_constant_matrices_of_scipy_on_the_left(form, kind):
+    """``matrix @ x`` has derivatives in ``x``, also in compiled functions; ``*`` and conversions raise as before."""
+    matrix = getattr(ss, f"{form}_{kind}")(A)
+    for x in (X, B):
+        f = lambda x: matrix @ x
+        assert gradcheck(f, [x], order=2)
+        for run in (f, ad.compile(f, backend="replay"), ad.compile(f)):
+            for _ in range(2):
+                found = run(ad.tensor(x, requires_grad=True))
+                assert isinstance(found, ad.Tensor) and found.requires_grad
+                close(found.detach(), A @ x)
+        close(matrix @ ad.tensor(x), A @ x)
+        assert type(matrix @ x) is np.ndarray
+    with pytest.raises(LostHistoryError):
+        matrix * ad.tensor(X, requires_grad=True)
