@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy.optimize
+import scipy.sparse
 
 import adjoint as ad
 from benchmarks.harness import Case, Step
@@ -84,6 +87,34 @@ def logistic_of_jax(jax: Any) -> Loss:
 def classes(n: int, k: int) -> list[Any]:
     w, x, y = normal((k,), (n, k), (n,))
     return [0.1 * w, x, (y > 0).astype(float)]
+
+
+def fit(run: Any) -> Step:
+    """Twenty steps of SciPy's L-BFGS-B; ``run`` returns the loss and its gradient."""
+    start, options = classes(20_000, 50)[0], {"maxiter": 20}
+    return lambda: scipy.optimize.minimize(run, start, jac=True, method="L-BFGS-B", options=options).x
+
+
+def fitted(framework: Framework) -> Step:
+    lib, loss = framework.lib, logistic(framework)
+    if framework.ours:
+        _, x, y = classes(20_000, 50)
+        return fit(framework.compile(ad.value_and_grad(lambda w: loss(w, x, y))))
+    x, y = framework.tensors(*classes(20_000, 50)[1:])
+
+    def run(w: Any) -> Any:
+        w = lib.tensor(w, requires_grad=True)
+        value = loss(w, x, y)
+        value.backward()
+        return value.item(), w.grad.numpy()
+
+    return fit(run)
+
+
+def fitted_in_jax(jax: Any) -> Step:
+    x, y = map(jax.numpy.asarray, classes(20_000, 50)[1:])
+    loss = logistic_of_jax(jax)
+    return fit(jax.jit(jax.value_and_grad(lambda w: loss(w, x, y))))
 
 
 def slices(_: Any) -> Loss:
@@ -303,7 +334,19 @@ def graph() -> list[Any]:
     return [0.1 * a, 0.1 * b, x, edges[0], edges[1]]
 
 
-def convolved(framework: Framework) -> Loss:
+Gathered = Callable[[Any, Any, Any], Any]  # sums the rows of an array over the edges, given their two ends
+
+
+def convolved(gathered: Gathered, relu: Any) -> Loss:
+    def loss(a: Any, b: Any, x: Any, source: Any, target: Any) -> Any:
+        h = relu(gathered(x @ a, source, target))
+        return (gathered(h @ b, source, target) ** 2).mean()
+
+    return loss
+
+
+def by_adding(framework: Framework) -> Loss:
+    """Sums by ``at[].add`` or ``index_add``."""
     lib = framework.lib
 
     def gathered(h: Any, source: Any, target: Any) -> Any:
@@ -312,24 +355,51 @@ def convolved(framework: Framework) -> Loss:
             return zeros.at[target].add(h[source])
         return zeros.index_add(0, target, h[source])
 
-    def loss(a: Any, b: Any, x: Any, source: Any, target: Any) -> Any:
-        h = framework.F.relu(gathered(x @ a, source, target))
-        return (gathered(h @ b, source, target) ** 2).mean()
-
-    return loss
+    return convolved(gathered, framework.F.relu)
 
 
-def convolved_in_jax(jax: Any) -> Loss:
-    jnp = jax.numpy
+def by_adding_in_jax(jax: Any) -> Loss:
+    def gathered(h: Any, source: Any, target: Any) -> Any:
+        return jax.numpy.zeros((NODES, h.shape[1]), h.dtype).at[target].add(h[source])
+
+    return convolved(gathered, jax.nn.relu)
+
+
+def by_segments(framework: Framework) -> Loss:
+    """Sums by ``scatter_reduce``."""
+    lib = framework.lib
 
     def gathered(h: Any, source: Any, target: Any) -> Any:
-        return jnp.zeros((NODES, h.shape[1]), h.dtype).at[target].add(h[source])
+        places = lib.broadcast_to(target[:, None], (EDGES, h.shape[1]))
+        zeros = lib.zeros((NODES, h.shape[1]), dtype=h.dtype)
+        return lib.scatter_reduce(zeros, 0, places, h[source], "sum")
 
-    def loss(a: Any, b: Any, x: Any, source: Any, target: Any) -> Any:
-        h = jax.nn.relu(gathered(x @ a, source, target))
-        return (gathered(h @ b, source, target) ** 2).mean()
+    return convolved(gathered, framework.F.relu)
 
-    return loss
+
+def by_segments_in_jax(jax: Any) -> Loss:
+    return convolved(lambda h, s, t: jax.ops.segment_sum(h[s], t, NODES), jax.nn.relu)
+
+
+def adjacency() -> Any:
+    """The edges as a sparse matrix of SciPy."""
+    source, target = graph()[3:]
+    return scipy.sparse.csr_array((np.ones(EDGES, np.float32), (target, source)), shape=(NODES, NODES))
+
+
+def by_matrix(framework: Framework) -> Loss:
+    """Products with a sparse matrix."""
+    matrix = adjacency()
+    if not framework.ours:
+        parts = map(framework.lib.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
+        matrix = framework.lib.sparse_csr_tensor(*parts, size=matrix.shape)
+    return convolved(lambda h, *_: matrix @ h, framework.F.relu)
+
+
+def by_matrix_in_jax(jax: Any) -> Loss:
+    sparse = importlib.import_module("jax.experimental.sparse")
+    matrix = sparse.BCOO.from_scipy_sparse(adjacency())
+    return convolved(lambda h, *_: matrix @ h, jax.nn.relu)
 
 
 # A small Hessian ----------------------------------------------------------------------------------------
@@ -379,6 +449,9 @@ CASES = [
         "wave equation by fori_loop, 500 steps", wave_by_fori, wave_arrays, 2, wave_by_fori_of_jax
     ),
     differentiated("wave equation by at-set, 500 steps", wave_by_set, wave_arrays, 2, wave_by_set_of_jax),
-    differentiated("GCN of 2,708 nodes, at-add", convolved, graph, 2, convolved_in_jax),
+    differentiated("GCN of 2,708 nodes, at-add", by_adding, graph, 2, by_adding_in_jax),
+    differentiated("GCN of 2,708 nodes, scatter", by_segments, graph, 2, by_segments_in_jax),
+    differentiated("GCN of 2,708 nodes, sparse matrix", by_matrix, graph, 2, by_matrix_in_jax),
+    program("logistic regression by L-BFGS, 20,000×50", fitted, fitted_in_jax, compared=1),
     program("Hessian of 10 numbers", small_hessian, small_hessian_of_jax, compared=1),
 ]  # fmt: skip

@@ -204,9 +204,9 @@ def decorated(framework: Framework) -> Step:
 
 
 def in_dictionary(framework: Framework) -> Step:
-    """A step that keeps a running loss in a dictionary."""
+    """A step that keeps a running loss and a count in a dictionary."""
     o = parts(framework, TINY)
-    state: dict[str, Any] = {"running": framework.lib.zeros(())}
+    state: dict[str, Any] = {"running": framework.lib.zeros(()), "steps": 0}
 
     @framework.compile
     def step(x: Any, y: Any) -> Any:
@@ -214,7 +214,9 @@ def in_dictionary(framework: Framework) -> Step:
         loss = framework.F.mse_loss(o.model(x), y)
         loss.backward()
         o.optimizer.step()
-        state["running"] = 0.9 * state["running"] + 0.1 * loss.detach()
+        with framework.lib.no_grad():
+            state["running"].copy_(0.9 * state["running"] + 0.1 * loss)
+        state["steps"] += 1
         return loss
 
     return lambda: step(o.x, o.y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from pathlib import Path
@@ -757,6 +758,18 @@ def test_a_realistic_program_computes_the_same_compiled() -> None:
     eager, compiled = (results(case.engines[e](), 4) for e in ("adjoint", "adjoint-compile"))
     np.testing.assert_allclose(compiled, eager, rtol=1e-5)
     assert eager[-1] < eager[0]
+
+
+@pytest.mark.parametrize("family", ["agents", "functions", "halves", "steps"])
+def test_realistic_programs_compute_the_same_by_replay(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    from benchmarks.harness import results
+
+    monkeypatch.setattr(ad, "compile", functools.partial(ad.compile, backend="replay"))
+    for case in importlib.import_module(f"benchmarks.realistic.{family}").CASES:
+        eager, compiled = (results(case.engines[e](), 3) for e in ("adjoint", "adjoint-compile"))
+        np.testing.assert_array_equal(compiled, eager, err_msg=case.name)
 
 
 def test_the_summary_names_the_programs_above_one() -> None:
