@@ -20,8 +20,8 @@ PAIRS = {
 }
 HEADS = ["program", "compiled", "eager", "PyTorch", "jax.jit", *PAIRS.values()]
 REASONS = {  # of programs that may stay above a peer: what was measured
-    "deconvolution by FFT 256²": "Five transforms by NumPy take 1.25 of 1.6 ms. SciPy's are not faster here, "
-    "and no library in reach exports a pointer.",
+    "deconvolution by FFT, 256²": "Five transforms by NumPy take 1.25 of 1.6 ms. SciPy's are not faster "
+    "here, and no library in reach exports a pointer.",
 }
 
 PAGE = """\
