@@ -108,11 +108,11 @@ if TYPE_CHECKING:
         optim,
         random,
         scipy,
-        sklearn,
         sparsity,
         testing,
         train,
     )
+    from adjoint import sklearn as sklearn  # not in __all__: importing it needs scikit-learn
     from adjoint.accumulate.accumulator import GradientAccumulator
     from adjoint.accumulate.sums import GradientBuffer
     from adjoint.accumulate.window import AccumulationConfig, AccumulationEvent, AccumulationStats
@@ -171,7 +171,8 @@ del piecewise, products, reduce, scans, selection, shape
 _LATER = {
     name: f"adjoint.{name}"
     for name in (
-        "autograd nn numpy scipy sklearn sparsity optim random inspect extend testing train distributed".split()
+        "autograd nn numpy scipy sklearn sparsity optim random inspect extend testing train "
+        "distributed".split()
     )
 }
 for _module, _names in {

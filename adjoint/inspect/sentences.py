@@ -169,8 +169,8 @@ def _time(recorder: Recorder, captured: Captured) -> list[Sentence]:
     text = f"A step takes {time_text(wall)}: {rows[0].name} {rows[0].seconds / wall:.0%} of it"
     text += f", Python between the ops {between:.0%}"
     if forward and backward:
-        ratio = backward / forward
-        text += f"; the backward takes {f'{ratio:.1f}' if ratio >= 0.05 else 'less than 0.1'} times the forward"
+        ratio = f"{backward / forward:.1f}"
+        text += f"; the backward takes {'less than 0.1' if ratio == '0.0' else ratio} times the forward"
     text += "."
     if captured.compiled:
         return [("note", text, "")]
