@@ -155,23 +155,36 @@ def test_parallel_backward_and_checkpoints_give_the_same_bits(name: str) -> None
         assert a.numpy().tobytes() == b.numpy().tobytes() == c.numpy().tobytes()
 
 
-def test_threads_run_the_same_kernel_at_the_same_time() -> None:
-    f, arrays = CASES["conv2d"]
-    expected = [a.tobytes() for a in computed(f, arrays)]
-    found: list[Any] = []
+def test_threads_run_kernels_at_the_same_time() -> None:
+    names = ("conv2d", "layer_norm", "conv2d", "LSTM")
+    expected = {name: [a.tobytes() for a in computed(*CASES[name])] for name in names}
+    found: list[bool] = []
     start = threading.Barrier(4)
 
-    def work() -> None:
+    def work(k: int) -> None:
         start.wait()
         for _ in range(5):
-            found.append([a.tobytes() for a in computed(f, arrays)])
+            for name in (*names[k:], *names[:k]):
+                found.append([a.tobytes() for a in computed(*CASES[name])] == expected[name])
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert found == [expected] * 20
+    assert found == [True] * 80
+
+
+def test_kernels_share_memory_and_do_not_read_what_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single, "_arenas", [])
+    inputs = [(normal(4, 8, n, 64), normal(16, 8, 3, 3)) for n in range(40, 60)]
+    expected = [computed(convolved, x) for x in inputs]
+    sizes = [a.memory.size for a in single._arenas]
+    assert len(kernels._known) >= 40 and sum(sizes) <= 2 * max(sizes)
+    for x, wanted in zip(inputs, expected, strict=True):
+        for arena in single._arenas:
+            arena.memory[:] = 255
+        assert [a.tobytes() for a in computed(convolved, x)] == [a.tobytes() for a in wanted]
 
 
 def test_forms_above_the_limit_run_on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ class Schedule(Plan):
 
     def _make_tables(self, sources: int) -> None:
         """Allocate the arena, find the address of every slot, and compile the kernels."""
-        self.arena = np.zeros(self.memory.size + 128, np.uint8)
+        self.arena = self._new_arena(self.memory.size + 128)
         self.start = self.arena.ctypes.data + -self.arena.ctypes.data % 64
         self.numbers = np.zeros(sources + 1, np.float64)
         self.entries: list[Entry] = []
@@ -100,6 +100,10 @@ class Schedule(Plan):
         self.records = pool.records(rows, self.runs)
         self.estimate = sum(k.cost for _, k in self.kernels) * self._scale()
         self.helped = self.estimate > HELPED
+
+    def _new_arena(self, size: int) -> Any:
+        """Return memory for the values that kernels store, ``size`` bytes; the kernels write it first."""
+        return np.zeros(size, np.uint8)
 
     def _address(self, slot: Address) -> Any:
         """Return the address of a slot, or a tuple (kind, index, offset in bytes) if it changes at each call.

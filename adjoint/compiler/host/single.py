@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,14 +35,19 @@ class _Single(Schedule):
         self.through: list[int] = []  # by leaf of the result: an array that is returned unchanged, or -1
         outs: list[View] = []
         self.tree = _replaced(made, lambda v: self._leaf(v, views, outs))
+        self.most = SPARE + sum(v.node.nbytes for v in (*views, *outs))
         super().__init__(graph, outs, len(views))
         entry = self.entry_of([(k, v.dtype, v.shape) for k, v in enumerate(views)], len(views))
         if entry is None or self.calls:
             raise NotNative("a part of the function calls NumPy")
-        if self.memory.size > SPARE + sum(v.node.nbytes for v in (*views, *outs)):
-            raise NotNative("NumPy, which computes in blocks, needs less memory")
         self.entry = entry
         self.places = [self.made[v.node.id] for v in self.results]
+
+    def _new_arena(self, size: int) -> Any:
+        if size > self.most:
+            raise NotNative("NumPy, which computes in blocks, needs less memory")
+        self.shared = _arena_of(size)
+        return self.shared.memory
 
     def _leaf(self, value: Any, views: list[View], outs: list[View]) -> Any:
         """Note a leaf of the result; return its index."""
@@ -52,6 +58,26 @@ class _Single(Schedule):
         if self.through[-1] < 0:
             outs.append(value)
         return _Index(len(self.through) - 1)
+
+
+class _Arena:
+    """Memory for the intermediate values of kernels, of which only the one that has the lock runs."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = np.zeros(size, np.uint8)
+        self.lock = threading.Lock()
+
+
+_arenas: list[_Arena] = []
+
+
+def _arena_of(size: int) -> _Arena:
+    """Return an arena of at least ``size`` bytes that no kernel is using."""
+    for each in _arenas:
+        if each.memory.size >= size and not each.lock.locked():
+            return each
+    _arenas.append(_Arena(1 << (size - 1).bit_length()))  # so all sizes together take little more
+    return _arenas[-1]
 
 
 class _Index(int):
@@ -80,18 +106,17 @@ class _Kernel:
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], params: dict[str, Any]) -> None:
         self.form = function, [_like(a) for a in args], dict(params)
-        self.free = [_Single(*self.form)]
+        self.instances = [_Single(*self.form)]
 
     def __call__(self, arrays: list[Any]) -> Any:
         """Return what the function returns for the arrays; NotImplemented if NumPy must run it."""
+        single = self._locked()
         try:
-            single = self.free.pop()
-        except IndexError:  # in use by other threads
-            single = _Single(*self.form)
-        found = single.entry.call(*arrays)
-        if found is NotImplemented:
-            found = single.entry.call(*map(contiguous, arrays))
-        self.free.append(single)
+            found = single.entry.call(*arrays)
+            if found is NotImplemented:
+                found = single.entry.call(*map(contiguous, arrays))
+        finally:
+            single.shared.lock.release()
         if found is NotImplemented:
             return found
         outs = iter(single.places)
@@ -99,6 +124,14 @@ class _Kernel:
         if type(single.tree) is _Index:
             return leaves[0]
         return _replaced(single.tree, lambda v: leaves[v] if type(v) is _Index else v)
+
+    def _locked(self) -> _Single:
+        """Return an instance with the lock of its memory; a new one if other threads use that of all."""
+        while True:
+            for single in self.instances:
+                if single.shared.lock.acquire(blocking=False):
+                    return single
+            self.instances.append(_Single(*self.form))
 
 
 def _like(a: Any) -> Any:
