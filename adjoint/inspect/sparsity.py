@@ -88,9 +88,8 @@ class Spy:
         m, n = self.pattern.shape
         rows = np.repeat(np.arange(m), np.diff(self.pattern.indptr))
         cols = self.pattern.indices
-        colour = np.where(self.columns[cols] >= 0, self.columns[cols], self.plan.forward + self.rows[rows])
         size = max(0.3, min(30.0, (200.0 / max(m, n, 1)) ** 2))
-        axes.scatter(cols, rows, c=colour, s=size, marker="s", cmap="turbo", linewidths=0)
+        axes.scatter(cols, rows, c=self.plan.products(), s=size, marker="s", cmap="turbo", linewidths=0)
         axes.set(xlim=(-0.5, n - 0.5), ylim=(m - 0.5, -0.5), aspect="equal" if m and n else "auto")
         axes.set_title(self.text().partition("\n")[0], fontsize=8)
         return figure

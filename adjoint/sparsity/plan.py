@@ -113,14 +113,24 @@ class Plan:
         _, inverse, counts = np.unique(key, return_inverse=True, return_counts=True)
         return counts[inverse.reshape(-1)] > 1
 
+    def _read_by_rows(self, rows: Array, cols: Array) -> Array:
+        """Return which entries are read in a product with rows."""
+        found: Array = self.rows[rows] >= 0
+        return found & (self.columns[cols] < 0) if self.columns_first else found
+
+    def products(self) -> Array:
+        """Return the number of the product in which each entry is read: those with columns come first."""
+        rows = np.repeat(np.arange(self.pattern.shape[0]), np.diff(self.pattern.indptr))
+        cols = self.pattern.indices
+        forward = self.columns[np.where(self._read_transposed(rows, cols), rows, cols)]
+        return np.where(self._read_by_rows(rows, cols), self.forward + self.rows[rows], forward)
+
     def _block(
         self, i: int, j: int, shape: tuple[int, int], r: Array, c: Array, row: Array, col: Array, swap: Array
     ) -> Block:
         """Return the block of output ``i`` and input ``j``; its entry (r, c) is (row, col) in the whole."""
         m, n = shape
-        pulled = self.rows[row] >= 0
-        if self.columns_first:
-            pulled &= self.columns[col] < 0
+        pulled = self._read_by_rows(row, col)
         kinds = [
             (("columns", i), ~pulled & ~swap, self.columns, col, r, m, self.forward),
             (("columns", j), ~pulled & swap, self.columns, row, c, n, self.forward),

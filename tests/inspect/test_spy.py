@@ -44,7 +44,23 @@ def test_a_plot(tmp_path: Path) -> None:
     found = ad.inspect.spy(arrow, np.ones(16), path=tmp_path / "arrow.png")
     assert (tmp_path / "arrow.png").read_bytes()[:4] == b"\x89PNG"
     (axes,) = found.figure().axes
-    assert len(axes.collections[0].get_offsets()) == 46
+    dots = axes.collections[0]
+    products = {(int(r), int(c)): k for (c, r), k in zip(dots.get_offsets(), dots.get_array(), strict=True)}
+    assert len(products) == 46
+    # the first row is a product of its own, the first column another, the diagonal a third
+    assert {products[0, k] for k in range(16)} == {2}
+    assert {products[k, 0] for k in range(1, 16)} == {found.columns[0]}
+    assert {products[k, k] for k in range(1, 16)} == {found.columns[1]} != {found.columns[0]}
+
+
+def test_entries_of_a_hessian_have_the_colour_of_the_product_that_gives_them() -> None:
+    pytest.importorskip("matplotlib")
+    found = ad.inspect.spy(lambda x: (x[0] * x[1:] ** 2).sum(), np.ones(6), hessian=True)
+    dots = found.figure().axes[0].collections[0]
+    products = {(int(r), int(c)): k for (c, r), k in zip(dots.get_offsets(), dots.get_array(), strict=True)}
+    assert (
+        {products[0, k] for k in range(1, 6)} == {products[k, 0] for k in range(1, 6)} == {found.columns[0]}
+    )
 
 
 def test_messages(tmp_path: Path) -> None:
