@@ -13,6 +13,7 @@ import numpy as np
 from adjoint import tree
 from adjoint.compiler.api.compile import Compiled
 from adjoint.compiler.emit.machine import has_llvm
+from adjoint.compiler.program.symbols import EXACT
 from adjoint.context import enclosing, grad_mode, tracing, user_code, within
 from adjoint.core.namespace import rec
 from adjoint.core.tensor import Tensor, wrap
@@ -155,10 +156,13 @@ class SparseDerivative:
         run, structures = self.record(args, kwargs)
         keep = not quick or run.outer or trace is None or any(map(len, trace.since(before)))
         plan = self.plan(run, args, kwargs)
+        both = keep and native and trace and not (run.outer or trace.alone) and plan.forward > 0
 
         def built() -> tuple[Any, Any]:
             several = isinstance(self.argnums, (tuple, list))
-            rows = self._blocks(run, plan, keep, native)
+            rows = self._blocks(run, plan, keep and not both, native)
+            if both:
+                rows = _unless_nan(trace, rows, self._blocks(run, plan, True, False))
             found = tree.unflatten(run.structure, [packed(row, structures, several) for row in rows])
             flags = [_has_nan(block) for row in rows for block in row if not keep]
             has_nan = functools.reduce(rec.logical_or, flags) if flags else wrap(np.asarray(False))
@@ -248,6 +252,21 @@ def _pulled(run: Recorded, *cotangents: Tensor) -> list[Tensor]:
     if any(out.dtype.kind == "c" for out in run.outputs):  # a gradient is the conjugate of the derivative
         found = [rec.conj(g) if g.dtype.kind == "c" else g for g in found]
     return found
+
+
+def _unless_nan(trace: Any, quick: list[list[SparseArray]], exact: list[list[SparseArray]]) -> Any:
+    """Return the blocks ``quick``; those of ``exact`` in calls where ``quick`` has a NaN."""
+    found = [trace.value(q.data) for row in quick for q in row if q.nnz]
+    flag = found[0].any_nan(found) if found else None
+
+    def chosen(q: SparseArray, e: SparseArray) -> SparseArray:
+        if not q.nnz:
+            return q
+        values = flag, trace.value(q.data), trace.value(e.data)
+        (found,) = trace.call_host(EXACT, values, [(q.data.shape, q.data.dtype)])
+        return SparseArray.of(wrap(found), q.pattern)
+
+    return [[chosen(q, e) for q, e in zip(*pair, strict=True)] for pair in zip(quick, exact, strict=True)]
 
 
 def _has_nan(block: SparseArray) -> Tensor:

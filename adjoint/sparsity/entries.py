@@ -83,6 +83,8 @@ class _Reader:
 
     def _computed(self, i: Any, value: Any, places: Array) -> Any:
         """Return the elements of the result of an op; None if they are to be gathered."""
+        if any(a.size == 0 for a in i.args if isinstance(a, Symbolic)):
+            return None
         if i.op.sparsity == "move" and sum(isinstance(a, Symbolic) for a in i.args) == 1:
             return self._moved(i, places)
         if 2 * value.size <= places.size:

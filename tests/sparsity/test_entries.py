@@ -100,3 +100,46 @@ def test_derivatives_of_entries_need_the_products() -> None:
     for _ in range(3):
         found = compiled(X)
     np.testing.assert_allclose(found, ad.grad(lambda x: (ad.jacobian(stencil)(x) ** 3).sum())(X), rtol=1e-12)
+
+
+INNER: dict[str, Callable[[Any], Any]] = {
+    "sqrt": lambda x: ad.sqrt(x[:-1]) + x[1:],
+    "power": lambda x: x**0.5 * x[::-1],
+    "arrow": lambda x: ad.concat([ad.sqrt(x).sum()[None], x[0] * x[1:]]),
+    "linear": lambda x: x[1:] - x[:-1],
+    "an empty part": lambda x: (ad.sqrt(x[:2]), x[:0]),
+}
+POINTS = np.array([[1.0, 2, 3, 4], [0, 1, 2, 3], [np.nan, 1, 2, 3], [4, 0, 0, 1], [1, 2, 3, 5]])
+
+
+@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("mode", [True, "columns", "rows"])
+def test_inside_compiled_functions(name: str, mode: Any) -> None:
+    """The kept zeros are computed only in calls where an entry is NaN, also in loops and in batches."""
+    f = INNER[name]
+    first = lambda tree: ad.tree.leaves(tree)[0]
+    inner = lambda x: (lambda found: found[0] if type(found) is tuple else found)(
+        ad.jacobian(f, sparse=mode)(x)
+    ).toarray()
+    blank = ad.zeros((first(ad.jacfwd(f)(X[:4])).size // 4, 4))
+    in_loop = lambda x: ad.fori_loop(0, 9, lambda i, s: (x, inner(s[0])), (x, blank))[1]
+    forms: list[Any] = [
+        ad.compile(inner),
+        ad.compile(inner, backend="replay"),
+        ad.compile(in_loop),
+        lambda x: ad.vmap(ad.compile(inner))(x[None])[0],
+        lambda x: ad.compile(ad.vmap(in_loop))(x[None])[0],
+    ]
+    for x in POINTS:
+        dense = first(ad.jacrev(f)(x) if mode == "rows" else ad.jacfwd(f)(x)).reshape(-1, 4)
+        for form in forms:
+            np.testing.assert_allclose(form(x), dense, rtol=1e-12)
+
+
+def test_inside_compiled_functions_products_are_not_stored() -> None:
+    for derivative in (ad.jacobian(stencil, sparse=True), ad.hessian(chained, sparse=True)):
+        compiled = ad.compile(lambda x, f=derivative: f(x).data)
+        for _ in range(3):
+            compiled(X)
+        text = str(compiled.explain())
+        assert "unindex" not in text and text.count("loop") <= 3

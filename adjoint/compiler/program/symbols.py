@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from adjoint.core.op import Op
 
 __all__ = [
-    "ADD_INTO", "NUMBERS", "SAME", "UNKNOWN", "Nonzero", "Number", "Root", "Symbolic", "add_in_place",
-    "copying", "ended_error", "plain", "refused",
+    "ADD_INTO", "EXACT", "NUMBERS", "SAME", "UNKNOWN", "Nonzero", "Number", "Root", "Symbolic",
+    "add_in_place", "copying", "ended_error", "plain", "refused",
 ]  # fmt: skip
 
 _FLOAT64 = np.dtype(np.float64)
@@ -270,6 +270,12 @@ def _native_any_nan(xp: Any, *tangents: Any) -> Any:
     return functools.reduce(xp.logical_or, flags)
 
 
+def _native_exact(xp: Any, flag: Any, first: Any, other: Any) -> Any:
+    """Return ``first``; in calls with the flag the program runs again in NumPy, which computes ``other``."""
+    xp.graph.checks.append(flag)
+    return first
+
+
 _ITEM = Host(
     "item", lambda a: a.item(), lower=lambda xp, a: xp.number(xp.graph.reshape(xp.cast(a, _FLOAT64), ()))
 )
@@ -285,6 +291,8 @@ OTHER = Host(
     "other", lambda flag, first, other: other, when=bool,
     lower=lambda xp, flag, first, other: xp.where(flag, other, first), batch="choice",
 )  # fmt: skip
+
+EXACT = Host("exact", OTHER.forward, when=bool, lower=_native_exact, batch="choice")
 
 
 def copying(dtype: Any) -> Host:
