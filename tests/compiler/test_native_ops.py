@@ -78,6 +78,8 @@ def test_forward(case: Case, dtype: str) -> None:
         given = [wrap(spoilt(x.numpy(), value)) for x in arrays]
         if case.op in PULLS:
             given[-1] = arrays[-1]
+        if case.op == "searchsorted":  # what edges in another order give depends on NumPy's version
+            given[0] = wrap(np.sort(given[0].numpy()))
         try:
             wanted = f(*given)
         except LinAlgError as error:
