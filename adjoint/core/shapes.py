@@ -14,8 +14,8 @@ from adjoint.errors import AdjointError, ArgumentError, AxisError, InputError, N
 
 __all__ = [
     "Shape", "Shaped", "broadcast_shapes", "canonical_axes", "canonical_axis", "canonical_shape",
-    "checked_shape", "listed", "number", "number_between", "reduced_axes", "same_rank_axes", "whole_from",
-    "whole_number", "without_gradient",
+    "checked_shape", "from_whole_float", "listed", "number", "number_between", "reduced_axes",
+    "same_rank_axes", "whole_from", "whole_number", "without_gradient",
 ]  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -119,6 +119,19 @@ def whole_number(op: str, name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise InputError(f"{op}: {name} must be an integer, but got {value!r}.") from None
+
+
+def from_whole_float(value: Any) -> Any:
+    """Return whole floats, also in lists, arrays and tensors without axes, as ints; others unchanged.
+
+    NumPy takes them as sections, shifts, diagonals, repeats and indices.
+    """
+    if isinstance(value, list):
+        return [from_whole_float(v) for v in value]
+    if isinstance(value, float) or (getattr(value, "ndim", 1) == 0 and value.dtype.kind == "f"):
+        number = float(value)
+        return int(number) if number.is_integer() else value
+    return value
 
 
 def whole_from(least: int, what: str, value: Any) -> int:

@@ -20,6 +20,7 @@ from adjoint.core.shapes import (
     canonical_axes,
     canonical_axis,
     canonical_shape,
+    from_whole_float,
     listed,
     same_rank_axes,
     whole_number,
@@ -179,7 +180,7 @@ def roll(x: ArrayLike, shift: Any, axis: Axis = None) -> Tensor:
         canonical_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
     )
     given = shift if isinstance(shift, (tuple, list)) else (shift,)
-    shifts = tuple(whole_number("roll", "shift", s) for s in given)
+    shifts = tuple(whole_number("roll", "shift", from_whole_float(s)) for s in given)
     if len(shifts) == 1:
         shifts *= len(axes)
     elif len(axes) == 1:
@@ -281,7 +282,7 @@ def repeat(x: ArrayLike, repeats: ArrayLike, axis: int | None = None) -> Tensor:
         x, axis = rec.reshape(x, shape=(x.size,)), 0
     where = canonical_axis("repeat", axis, x.ndim)
     n = x.shape[where]
-    times = array_of(repeats)
+    times = array_of(from_whole_float(repeats))
     if times.dtype.kind not in "iu" and times.size:
         raise InputError(f"repeat: repeats must be integers, but got {times.dtype}.")
     if times.ndim > 1 or (times.ndim and times.size not in (1, n)):
@@ -373,7 +374,7 @@ def rot90(x: ArrayLike, k: int = 1, axes: Axis = (0, 1)) -> Tensor:
     a, b = (canonical_axis("rot90", i, x.ndim) for i in axes)
     if a == b:
         raise ShapeError(f"rot90: axes must be two different axes, but {tuple(axes)} names one axis twice.")
-    turns = whole_number("rot90", "k", k) % 4
+    turns = whole_number("rot90", "k", from_whole_float(k)) % 4
     if turns == 0:
         return x
     if turns == 2:

@@ -11,7 +11,7 @@ from adjoint.core.convert import asarray
 from adjoint.core.define import define
 from adjoint.core.namespace import rec
 from adjoint.core.native import Primitives, View
-from adjoint.core.shapes import Shape, canonical_axis, whole_number
+from adjoint.core.shapes import Shape, canonical_axis, from_whole_float, whole_number
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ShapeError
 from adjoint.ops.arrange import pad
@@ -174,7 +174,7 @@ def tril(x: ArrayLike, k: int = 0) -> Tensor:
     tensor([[1., 0.],
             [1., 1.]], dtype=float64)
     """
-    return rec.tril(_matrix("tril", x), k=whole_number("tril", "k", k))
+    return rec.tril(_matrix("tril", x), k=whole_number("tril", "k", from_whole_float(k)))
 
 
 @two_axes_doc
@@ -190,7 +190,7 @@ def triu(x: ArrayLike, k: int = 0) -> Tensor:
     tensor([[1., 1.],
             [0., 1.]], dtype=float64)
     """
-    return rec.triu(_matrix("triu", x), k=whole_number("triu", "k", k))
+    return rec.triu(_matrix("triu", x), k=whole_number("triu", "k", from_whole_float(k)))
 
 
 def square_at(x: Tensor, offset: int) -> Tensor:

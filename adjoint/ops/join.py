@@ -18,7 +18,7 @@ from adjoint.core.eager import eager_of
 from adjoint.core.namespace import Namespace, Value, rec
 from adjoint.core.native import Primitives, View, full_key
 from adjoint.core.op import OPS
-from adjoint.core.shapes import canonical_axis
+from adjoint.core.shapes import canonical_axis, from_whole_float
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError, InputError, ShapeError
 from adjoint.ops.shared_docs import argument_doc
@@ -408,9 +408,7 @@ def _split(op: str, x: Any, sections: Any, axis: int, equal: bool = True) -> lis
     if isinstance(sections, (list, tuple)) or getattr(sections, "ndim", 0) > 0:
         return _cut(x, where, [_bounded(op, c, n) for c in sections])
     try:
-        number = sections.item() if hasattr(sections, "item") else sections
-        whole = isinstance(number, float) and number.is_integer()  # NumPy takes whole floats
-        parts = operator.index(int(number) if whole else sections)
+        parts = operator.index(from_whole_float(sections))
     except TypeError:
         raise InputError(
             f"{op}: pass the number of parts, or a list of the indices at which to split, not {sections!r}."

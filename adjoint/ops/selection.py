@@ -20,7 +20,7 @@ from adjoint.core.namespace import Namespace, Value, dyn, raw, rec
 from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.node import Node
 from adjoint.core.op import Op
-from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis
+from adjoint.core.shapes import Shape, broadcast_shapes, canonical_axis, from_whole_float
 from adjoint.core.sparse import SparseRows
 from adjoint.core.tensor import Tensor, Traced
 from adjoint.core.values import tracked
@@ -277,6 +277,8 @@ define("put_along_axis", _put_along_axis,
 def _whole(op: str, indices: Any) -> Tensor:
     """Return indices as a tensor of dtype intp; raise if they are not integers."""
     i = asarray(indices)
+    if i.dtype.kind == "f" and isinstance(indices, (float, list)):
+        i = asarray(from_whole_float(indices))
     if i.dtype.kind in "iu":
         return as_index(rec, i)
     if not i.size:

@@ -24,6 +24,32 @@ def test_numbers_of_parts_may_be_tensors_and_whole_floats(n):
         ad.split(x, 1.5)
 
 
+WHOLE_FLOATS = {
+    "shift": lambda xp, x: xp.roll(x, 1.0), "diagonal": lambda xp, x: xp.tril(x, np.float64(1)),
+    "upper diagonal": lambda xp, x: xp.triu(x, -1.0), "turns": lambda xp, x: xp.rot90(x, 3.0),
+    "repeats": lambda xp, x: xp.repeat(x, 2.0), "repeats of each": lambda xp, x: xp.repeat(x, [1.0, 2.0], axis=0),
+    "index": lambda xp, x: xp.take(x, 2.0), "indices": lambda xp, x: xp.take(x, [[1.0, 0.0]], axis=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE_FLOATS)
+def test_whole_floats_count_where_numpy_takes_them(name):
+    f, x = WHOLE_FLOATS[name], ad.tensor(X, requires_grad=True)
+    for xp in (ad, anp, np):
+        found = f(xp, x)
+        assert found.requires_grad and np.array_equal(found.detach(), f(np, X))
+
+
+def test_other_floats_are_no_counts():
+    x = ad.tensor(X)
+    for f in (lambda: ad.repeat(x, 1.5), lambda: ad.tril(x, 0.5), lambda: ad.rot90(x, ad.tensor(0.5))):
+        with pytest.raises(ad.errors.InputError, match=r"must be (an integer|integers), but got"):
+            f()
+    with pytest.raises(ad.errors.IndexingError, match="indices must be integers, but have dtype float64"):
+        ad.take(x, [1.0, 0.5])
+    assert np.array_equal(ad.tril(x, ad.tensor(1.0)), np.tril(X, 1))
+
+
 def test_several_axes_may_be_arrays():
     x = ad.tensor(X)
     assert ad.expand_dims(x, AXES).shape == np.expand_dims(x, ad.tensor([0, 1])).shape == (1, 1, 2, 3)
@@ -126,5 +152,6 @@ def test_stars_of_sparse_matrices_and_of_sparse_arrays():
     product = ad.tensor(np.full((2, 3), 2.0)) * sp.csr_array(M)
     np.testing.assert_allclose(product.toarray(), 2 * M)
     np.testing.assert_allclose((ad.tensor(3.0) * sp.csr_array(M)).toarray(), 3 * M)
+    np.testing.assert_allclose((sp.csr_array(M) / ad.tensor(2.0)).toarray(), M / 2)
     with pytest.raises(ad.errors.DTypeError, match="cannot make a tensor from a csr_array"):
         ad.maximum(x, sp.csr_array(M))

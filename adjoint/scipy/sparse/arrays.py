@@ -269,6 +269,8 @@ def operation(op: str, x: Any, y: Any) -> Any:
         return a @ dense if sparse is x else a.__rmatmul__(dense)
     if op == "multiply":
         return a.multiply(dense) if dense.ndim else a * dense
+    if op == "divide" and sparse is x and not dense.ndim:
+        return a / dense
     if op in ("add", "subtract"):
         pair = (a.toarray(), dense) if sparse is x else (dense, a.toarray())
         return getattr(rec, op)(*pair)
