@@ -1,12 +1,12 @@
-"""Interoperation with other libraries: NumPy, SciPy, DLPack, ONNX and the Array API."""
+"""Interoperation with other libraries: NumPy, SciPy, DLPack, einops, ONNX and the Array API."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adjoint.interop import onnx, scipy
+    from adjoint.interop import einops, onnx, scipy
 
-__all__ = ["onnx", "scipy"]
+__all__ = ["einops", "onnx", "scipy"]
 __dir__ = sorted(__all__).copy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import subprocess
@@ -50,6 +51,31 @@ def test_einops_by_its_array_api(compiled):
 
     slope = ad.grad(f)
     np.testing.assert_allclose((ad.compile(slope) if compiled else slope)(X), [[2.0, 2.0], [8.0, 12.0]])
+
+
+@pytest.mark.parametrize(
+    "wrap", [ad.grad, lambda f: ad.compile(ad.grad(f)), lambda f: ad.grad(lambda x: ad.checkpoint(f, x))]
+)
+def test_einops_takes_tensors_after_an_import(wrap):
+    einops = pytest.importorskip("einops")
+    importlib.import_module("adjoint.interop.einops")
+
+    def f(x):
+        y = einops.rearrange([x**2, x], "c a b -> (b c) a")
+        packed, shapes = einops.pack([y, y * 2], "* a")
+        parts = einops.unpack(packed, shapes, "* a")
+        total = sum(einops.reduce(p, "b a -> a", "max").sum() for p in parts)
+        product = einops.einsum(x, einops.repeat(x, "a b -> (2 a) b"), "a b, c b -> a c")
+        return total + einops.reduce(product, "a c -> ", "sum")
+
+    def plain(x):
+        y = np.stack([x**2, x]).transpose(2, 0, 1).reshape(4, 2)
+        return 3 * y.max(0).sum() + 2 * (x.sum(0) ** 2).sum()
+
+    assert f(ad.tensor(X)).item() == f(X) == plain(X)
+    np.testing.assert_allclose(wrap(f)(X), ad.grad(plain)(X))
+    assert ad.vmap(lambda x: einops.rearrange(x, "a b -> b a"))(np.ones((4, 2, 3))).shape == (4, 3, 2)
+    assert isinstance(einops.rearrange(X, "a b -> b a"), np.ndarray)
 
 
 def test_autoray_and_opt_einsum_by_their_names():

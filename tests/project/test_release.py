@@ -45,7 +45,7 @@ for module in pkgutil.walk_packages(adjoint.__path__, "adjoint.", onerror=lambda
         print(module.name)
 """
 LIBRARIES = """
-hypothesis joblib llvmlite matplotlib ml_dtypes mlflow mpi4py onnx pyopencl rich safetensors scipy sklearn tensorboard
+einops hypothesis joblib llvmlite matplotlib ml_dtypes mlflow mpi4py onnx pyopencl rich safetensors scipy sklearn tensorboard
 threadpoolctl wandb wgpu ziglang
 """.split()
 
@@ -53,7 +53,9 @@ threadpoolctl wandb wgpu ziglang
 def test_every_module_is_imported_without_extras_or_says_which_one_is_missing():
     command = [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS, *LIBRARIES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert not done.stderr and {"adjoint.interop.onnx", "adjoint.sklearn"} <= set(done.stdout.split())
+    assert not done.stderr and {"adjoint.interop.einops", "adjoint.interop.onnx", "adjoint.sklearn"} <= set(
+        done.stdout.split()
+    )
 
 
 def test_the_distribution_has_our_name():
