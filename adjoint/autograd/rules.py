@@ -33,8 +33,8 @@ class _Types(type):
 class Box(metaclass=_Types):
     """The type of autograd's traced values: tensors are its instances.
 
-    Libraries register types here.  Nothing reads these entries: the elements of an array of any subclass
-    are traced as those of an array.
+    Libraries register types here.  The elements of an array of any subclass are traced as those of an array.
+    A function that is registered for a type is called with each argument of it, and may raise.
     """
 
     type_mappings: ClassVar[dict[Any, Any]] = {}

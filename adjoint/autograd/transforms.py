@@ -6,16 +6,19 @@ gradients are autograd's: the conjugates of adjoint's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import warnings
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 import adjoint.numpy as anp
 from adjoint import tree
+from adjoint.autograd import rules
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import NoGradientError
 from adjoint.interop.drop_in import holds_tensor
@@ -84,6 +87,17 @@ def conjugated(value: Any) -> Any:
 _SINGLE = frozenset((Tensor, np.ndarray, np.float64))
 
 
+def _inputs(x: Any) -> Any:
+    """Return ``floats(x)``, after the functions that libraries registered for its types."""
+    if type(x) not in _SINGLE and type(x) is not float:
+        for leaf in tree.leaves(x):
+            check = rules.Box.type_mappings.get(type(leaf))
+            if isinstance(check, FunctionType):
+                with contextlib.suppress(InputError):  # it makes a box of what it accepts
+                    check(leaf, None, None)
+    return floats(x)
+
+
 def floats(x: Any) -> Any:
     """Return a tree with floats in place of integers, which have no gradient in adjoint."""
 
@@ -108,7 +122,7 @@ def _derived(transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def core_make_vjp(fun: Callable[..., Any], x: Any) -> tuple[Callable[[Any], Any], Any]:
     """Return the function that maps gradients of the result to gradients of ``x``, and the result."""
-    start = floats(x)
+    start = _inputs(x)
     single = type(start) is float or type(start) in _NUMBERS
     if not single and not tree.leaves(x):
         return (lambda g: x), fun(x)
@@ -140,7 +154,7 @@ def _fitted(v: Any, like: Any) -> Any:
 
 def core_make_jvp(fun: Callable[..., Any], x: Any) -> Callable[[Any], Any]:
     """Return the function that maps a tangent of ``x`` to the result and its tangent."""
-    start = floats(x)
+    start = _inputs(x)
 
     def jvp(v: Any) -> Any:
         tangents = tree.map(lambda t, p: _fitted(t, p), floats(v), start)

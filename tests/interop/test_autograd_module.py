@@ -390,3 +390,25 @@ def test_a_tensor_in_place_of_a_function_is_an_error():
         "autograd.grad: expected a function, but got Tensor.\n  For the gradients of a tensor use "
         "ad.gradients(loss, [w])."
     )
+
+
+def test_functions_that_libraries_register_for_types_check_the_arguments():
+    class Constant(numpy.ndarray):
+        """An array that must not be differentiated."""
+
+    def check(value, *args):
+        if value.size == 2:
+            raise TypeError("this array is constant")
+        return ArrayBox(value, *args)
+
+    Box.type_mappings[Constant] = check
+    try:
+        allowed, constant = numpy.ones(3).view(Constant), numpy.ones(2).view(Constant)
+        for operator in (autograd.grad, lambda f: lambda x: autograd.make_jvp(f)(x)(numpy.ones(3))):
+            operator(anp.sum)(allowed)
+            with pytest.raises(TypeError, match="this array is constant"):
+                operator(anp.sum)(constant)
+        with pytest.raises(TypeError, match="this array is constant"):
+            autograd.grad(lambda parts: anp.sum(parts[0]))([constant])
+    finally:
+        del Box.type_mappings[Constant]
