@@ -11,7 +11,7 @@ import numpy as np
 from adjoint.config import grad_mode, is_watched
 from adjoint.core.lifted import Lifted, Unknown, refusal
 from adjoint.core.node import LEAF, Node
-from adjoint.core.user_code import library_of, same_in_adjoint, user_line
+from adjoint.core.user_code import library_of, same_in_adjoint, user_call
 from adjoint.errors import InputError, LostHistoryError
 
 __all__ = ["asked_by_numpy", "check_conversion", "check_polynomial"]
@@ -77,7 +77,7 @@ def check_conversion(t: Any, target: str, instead: str) -> None:
     )
     raise refusal(
         LostHistoryError(
-            f"{what} would become {target} at {user_line()}, and its gradient would be lost.\n"
+            f"{what} would become {target} {user_call()}, and its gradient would be lost.\n"
             f"  {same_in_adjoint() or instead}\n"
             f"  {cure}"
         ),

@@ -153,7 +153,8 @@ class Readable(Methods):
                     "Omit copy=False."
                 )
             return data.astype(dtype)
-        return data.copy() if copy else data
+        # a copy, because pandas, numba and Cython write into what np.asarray returns
+        return data if copy is False else data.copy()
 
     def item(self) -> Any:
         """Return the only element as a Python number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,8 +14,8 @@ import numpy as np
 
 __all__ = [
     "BAD_REGISTRY", "LIBRARIES", "REPORTED", "USUAL", "Position", "library_of", "line_at", "modes",
-    "reported", "reported_modes", "same_in_adjoint", "set_modes", "user_line", "user_place", "user_position",
-    "warn",
+    "reported", "reported_modes", "same_in_adjoint", "set_modes", "user_call", "user_line", "user_place",
+    "user_position", "warn",
 ]  # fmt: skip
 
 LIBRARIES = frozenset(("adjoint", "numpy", "scipy"))
@@ -80,6 +81,30 @@ def user_place() -> tuple[str, int, str]:
     """Return file, line and function of the innermost frame outside adjoint, NumPy and SciPy."""
     frame = _user_frame(sys._getframe(1))
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def user_call() -> str:
+    """Return "file:line" of the user's code, after the public function of a library that was called there."""
+    frame: FrameType = sys._getframe(1)
+    asked = ""
+    while frame.f_back is not None and library_of(frame) in _PASSED:
+        asked = _public_name(frame) or asked
+        frame = frame.f_back
+    return f"{asked and f'in {asked} '}at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _public_name(frame: FrameType) -> str:
+    """Return the name by which a user knows the library's function in ``frame``; "" if it is private."""
+    module, name = str(frame.f_globals["__name__"]), frame.f_code.co_qualname.removesuffix(".__init__")
+    if module.startswith(("adjoint", "contextlib")) or "<" in name or "._" in f".{name}":
+        return ""
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):  # the shortest path
+        path = ".".join(parts[:depth])
+        found: Any = getattr(sys.modules.get(path), name.partition(".")[0], None)
+        if isinstance(found, type) or getattr(inspect.unwrap(found), "__code__", None) is frame.f_code:
+            return "" if "._" in path else f"{path}.{name}"
+    return ""
 
 
 def same_in_adjoint() -> str:

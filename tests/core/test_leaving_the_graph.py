@@ -13,6 +13,7 @@ import pytest
 import scipy
 import scipy.fft
 import scipy.linalg
+import scipy.optimize
 import scipy.signal
 import scipy.sparse
 import scipy.special
@@ -117,11 +118,27 @@ def test_the_message_names_the_op_the_line_and_the_cures():
     line = re.search(r"at (\S+):(\d+), ", message)
     assert line is not None and line[1] == __file__
     assert message.replace(line[0], "at here, ") == (
-        "the result of 'multiply', of shape (2,), would become a NumPy array at here, and its gradient would be lost.\n"
+        "the result of 'multiply', of shape (2,), would become a NumPy array in numpy.sum at here, and its gradient would be lost.\n"
         "  Use functions that take tensors: ad.array or ad.stack for lists, np.f(x), ad.linalg, ad.special, "
         "adjoint.scipy, and ad.random for random numbers.\n"
         "  If no gradient is needed, use x.detach(), x.numpy() or x.item()."
     )
+
+
+def test_the_message_names_the_function_of_the_library_that_asked():
+    x = ad.tensor(X, requires_grad=True)
+    pandas, cluster = pytest.importorskip("pandas"), pytest.importorskip("sklearn.cluster")
+    for name, call in {
+        "pandas.Series": lambda: pandas.Series(x),
+        "sklearn.cluster.KMeans.fit": lambda: cluster.KMeans(1).fit(x[:, None]),
+        "scipy.optimize.linprog": lambda: scipy.optimize.linprog(x),
+        "numpy.ma.array": lambda: np.ma.array(x),
+    }.items():
+        with pytest.raises(errors.LostHistoryError) as info:
+            call()
+        assert f"would become a NumPy array in {name} at {__file__}:" in str(info.value)
+    with pytest.raises(errors.LostHistoryError, match=rf"would become a NumPy array at {__file__}:"):
+        np.asarray(x)
 
 
 def test_the_message_calls_an_argument_an_argument():

@@ -59,13 +59,24 @@ def test_numpy_cannot_make_what_is_handed_out_writable(form: Any, dtype: Any) ->
     whole = ad.tensor(np.arange(6).reshape(2, 3).astype(dtype))
     x = form(whole)
     before = x.tolist()
-    for array in (x.numpy(), np.asarray(x)):
+    for array in (x.numpy(), np.asarray(x, copy=False)):
         assert array.tolist() == before and (array.shape, array.dtype) == (x.shape, x.dtype)
         assert not x.size or np.shares_memory(array, x.numpy())
         for a in everything_behind(array):
             assert not a.flags.writeable
             with pytest.raises(ValueError, match="WRITEABLE"):
                 a.flags.writeable = True
+
+
+def test_implicit_conversions_give_arrays_of_their_own() -> None:
+    pandas = pytest.importorskip("pandas")
+    x = ad.tensor([[1.0, 2.0], [3.0, 4.0]])
+    for kept in (x, x.T, ad.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True).detach()):
+        before = kept.tolist()
+        series, array = pandas.Series(kept[0]), np.asarray(kept)
+        series[0] = array[0, 0] = 9.0
+        assert kept.tolist() == before and series[0] == array[0, 0] == 9.0
+        assert array.flags.writeable and not np.shares_memory(array, kept.numpy())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
