@@ -1,4 +1,4 @@
-"""Handwritten digits, trained in a web page: the training step is exported to WebAssembly.
+"""Handwritten digits, trained in a web page: the training step is exported to WebAssembly and to WebGPU.
 
 python examples/digits_in_browser.py
 """
@@ -6,6 +6,7 @@ python examples/digits_in_browser.py
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import tempfile
 from pathlib import Path
@@ -25,8 +26,12 @@ def encoded(values: np.ndarray | bytes) -> str:
     return base64.b64encode(bytes(values)).decode()
 
 
+def zipped(path: Path) -> str:
+    return encoded(gzip.compress(path.read_bytes(), mtime=0))
+
+
 def exported() -> dict[str, dict[str, str]]:
-    """Return the training step and the function that reads a digit, as modules and WebAssembly."""
+    """Return the training step and the function that reads a digit, as modules, and WebAssembly."""
     model = nn.Sequential(nn.Linear(64, 64, rng=0), nn.ReLU(), nn.Linear(64, 10, rng=1))
     optimizer = optim.AdamW(model.parameters(), lr=3e-3)
 
@@ -47,7 +52,9 @@ def exported() -> dict[str, dict[str, str]]:
             name = function.__name__
             ad.export(function, *examples, path=Path(folder) / name, target="wasm")
             files = {p.suffix: p for p in (Path(folder) / name).iterdir()}
-            found[name] = {"module": files[".mjs"].read_text(), "wasm": encoded(files[".wasm"].read_bytes())}
+            found[name] = {"module": files[".mjs"].read_text(), "wasm": zipped(files[".wasm"])}
+        library = ad.export(train, x, y, path=Path(folder) / "webgpu", target="webgpu")
+        found["train"]["webgpu"] = zipped(library.files["module"])
     return found
 
 
@@ -63,7 +70,7 @@ def main(path: str = "digits_in_browser.html") -> int:
     page = (HERE / "digits_in_browser.html").read_text()
     for name in ("uPlot.min.css", "uPlot.iife.min.js"):
         page = page.replace(f"{{{{{name}}}}}", (SCRIPTS / name).read_text())
-    size = sum(len(base64.b64decode(data[name]["wasm"])) for name in ("train", "read"))
+    size = sum(len(gzip.decompress(base64.b64decode(data[name]["wasm"]))) for name in ("train", "read"))
     page = page.replace("{{bytes}}", f"{size:,}").replace("{{tests}}", str(len(order) - SPLIT))
     page = page.replace("{{data}}", json.dumps(data).replace("</", "<\\/"))
     Path(path).write_text(page, encoding="utf-8")

@@ -25,12 +25,14 @@ from adjoint.exports.python_files import package_text
 from adjoint.exports.rates import Rates
 from adjoint.exports.targets import Target, host, link_shared, link_static, link_wasm, target_of
 from adjoint.exports.wasm_files import module_text, types_text
+from adjoint.exports.webgpu import WebGpuLibrary
+from adjoint.exports.webgpu_files import webgpu_module, webgpu_types
 from adjoint.storage.atomic import refuse_other_than_files, replace_file
 from adjoint.transforms.inputs import as_function
 
 __all__ = ["Export", "export"]
 
-_TARGETS = ("c", "python", "wasm")
+_TARGETS = ("c", "python", "wasm", "webgpu")
 
 
 def export(
@@ -61,9 +63,10 @@ def export(
         shapes and dtypes.  Integers and strings are constants of the library.
     path : str or os.PathLike
         The folder to write into.  It is made if it does not exist; files in it are replaced.
-    target : {"c", "python", "wasm"}
+    target : {"c", "python", "wasm", "webgpu"}
         What to write.  "c": an object file, a header, and a static and a shared library.  "python": a package
         that needs only NumPy.  "wasm": a WebAssembly file and an ES module with TypeScript types.
+        "webgpu": such a module for the GPU in a browser, in float32, whose functions return promises.
     name : str, optional
         The name of the calling function and of the files; by default that of ``f``, with "_function" after
         the name of a function of the C library.
@@ -109,14 +112,15 @@ def export(
     if triple is not None and target != "c":
         raise ArgumentError(f'export: triple= is for target="c", but target is {target!r}.')
     name = library_name(f, name)
-    machine = target_of("wasm32" if target == "wasm" else triple, level)
+    machine = target_of("wasm32" if target in ("wasm", "webgpu") else triple, level)
     folder = _checked_folder(path)
     binding()
     rates = Rates(schedules, steps)
     with rates.nonzero():
         collected = collect(f, examples, dict(keywords or {}), level)
     rates.enter(collected)
-    made = Export(Library(name, collected, level), machine, folder, target)
+    library: Any = (WebGpuLibrary if target == "webgpu" else Library)(name, collected, level)
+    made = Export(library, machine, folder, target)
     made._write()
     return made
 
@@ -163,7 +167,8 @@ class Export:
 
     def __repr__(self) -> str:
         sizes = [f"{p.name} ({p.stat().st_size:,} bytes)" for p in self.files.values() if p.exists()]
-        return f"<export of {self.name} for {self._machine.name}: {', '.join(sizes)}>"
+        machine = "webgpu" if self._target == "webgpu" else self._machine.name
+        return f"<export of {self.name} for {machine}: {', '.join(sizes)}>"
 
     # Files -------------------------------------------------------------------------------------------
 
@@ -234,6 +239,13 @@ class Export:
             "wasm": (to.name, to.read_bytes()),
             "module": (f"{self.name}.mjs", module_text(self._library).encode()),
             "types": (f"{self.name}.d.mts", types_text(self._library).encode()),
+        }
+
+    def _webgpu_files(self, code: bytes, scratch: Path) -> dict[str, tuple[str, bytes]]:
+        library: Any = self._library
+        return {
+            "module": (f"{self.name}.mjs", webgpu_module(library).encode()),
+            "types": (f"{self.name}.d.mts", webgpu_types(library).encode()),
         }
 
     # States ------------------------------------------------------------------------------------------

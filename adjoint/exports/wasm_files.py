@@ -9,9 +9,9 @@ from adjoint.exports.interface import FOREIGN_FILE
 from adjoint.exports.library import Library
 from adjoint.exports.templates import filled
 
-__all__ = ["module_text", "types_text"]
+__all__ = ["ARRAYS", "forms", "module_text", "types_text"]
 
-_ARRAYS = {
+ARRAYS = {
     "float32": "Float32Array", "float64": "Float64Array", "bool": "Uint8Array",
     "int8": "Int8Array", "uint8": "Uint8Array",
     "int16": "Int16Array", "uint16": "Uint16Array", "int32": "Int32Array", "uint32": "Uint32Array",
@@ -21,11 +21,12 @@ _ARRAYS = {
 
 
 def _form(dtype: Any, shape: Any, offset: int | None = None) -> dict[str, Any]:
-    found = {"array": _ARRAYS[dtype.name], "dtype": dtype.name, "shape": list(shape)}
+    found = {"array": ARRAYS[dtype.name], "dtype": dtype.name, "shape": list(shape)}
     return found if offset is None else found | {"offset": offset}
 
 
-def _forms(library: Library) -> dict[str, dict[str, Any]]:
+def forms(library: Any) -> dict[str, dict[str, Any]]:
+    """Return the arrays of arguments, results and parts, by their names."""
     made = library.collected
     return {
         "INPUTS": {i.name: _form(i.dtype, i.shape) for i in made.arguments},
@@ -36,12 +37,12 @@ def _forms(library: Library) -> dict[str, dict[str, Any]]:
 
 def module_text(library: Library) -> str:
     """Return the text of the ES module."""
-    forms = _forms(library)
-    kinds = sorted({f["array"] for form in forms.values() for f in form.values()})
+    made = forms(library)
+    kinds = sorted({f["array"] for form in made.values() for f in form.values()})
     return filled(
         "module.mjs", NAME=library.name, ARRAYS=", ".join(kinds), FOREIGN=str(FOREIGN_FILE),
-        RESULTS=", ".join(forms["OUTPUTS"]), ARGUMENTS=", ".join(forms["INPUTS"]),
-        **{field: json.dumps(form) for field, form in forms.items()},
+        RESULTS=", ".join(made["OUTPUTS"]), ARGUMENTS=", ".join(made["INPUTS"]),
+        **{field: json.dumps(form) for field, form in made.items()},
     )  # fmt: skip
 
 
@@ -54,22 +55,19 @@ def types_text(library: Library) -> str:
     made = library.collected
 
     def one(dtype: Any) -> str:
-        return "bigint" if _ARRAYS[dtype.name].startswith("Big") else "number"
+        return "bigint" if ARRAYS[dtype.name].startswith("Big") else "number"
 
     def given(item: Any) -> str:
-        array, number = _ARRAYS[item.dtype.name], one(item.dtype)
+        array, number = ARRAYS[item.dtype.name], one(item.dtype)
         if item.dtype.name.endswith("float16"):  # as bits
             return array
         return f"{array} | {number}[]{'' if item.shape else f' | {number}'}"
 
     arguments = "".join(f"{_shape(i)}  {i.name}: {given(i)};\n" for i in made.arguments)
     results = "".join(
-        f"{_shape(i)}  {i.name}: {_ARRAYS[i.dtype.name] if i.shape else one(i.dtype)};\n"
-        for i in made.results
+        f"{_shape(i)}  {i.name}: {ARRAYS[i.dtype.name] if i.shape else one(i.dtype)};\n" for i in made.results
     )
-    parts = "".join(
-        f"  {json.dumps(p.name)}: {_ARRAYS[p.value.dtype.name]};\n" for p in library.calling.order
-    )
+    parts = "".join(f"  {json.dumps(p.name)}: {ARRAYS[p.value.dtype.name]};\n" for p in library.calling.order)
     return f"""/** {library.name}: a function without Python, written by adjoint. */
 
 export interface Inputs {{

@@ -15,7 +15,7 @@ import numpy as np
 from adjoint.compiler.lower.graph import FOLDED, Dataflow, Primitive, View
 from adjoint.compiler.lower.steps import Steps
 
-__all__ = ["compute_on_host", "reachable"]
+__all__ = ["compute_on_host", "reachable", "written"]
 
 _UFUNCS: dict[str, Callable[..., Any]] = {
     **FOLDED,
@@ -40,7 +40,7 @@ def compute_on_host(
     known: dict[int, _Found] = {}
     for n in graph.nodes:
         if n.op in ("source", "number") and n.params in numbers:
-            known[n.id] = _reader(n)
+            known[n.id] = partial(_given, n)
     found = _Numbers(graph, known, set())
     outputs = found.run(outputs)
     for k, (view, _, _) in enumerate(found.inputs):
@@ -83,7 +83,7 @@ class _Numbers:
             if n.op == "constant" and n.size == 1:
                 self.known[n.id] = partial(_constant, n)
             elif n.op in _UFUNCS and n.size == 1 and before and before <= self.known.keys():
-                self.known[n.id] = _evaluator(n, [self.known[a.node.id] for a in n.args])
+                self.known[n.id] = partial(_computed, n, [self.known[a.node.id] for a in n.args])
                 if before & self.moving:
                     self.moving.add(n.id)
                 if n.dtype == np.float64 or before & self.wide:
@@ -162,17 +162,31 @@ def _elements(found: _Found, at: Any, read: _Read) -> Any:
     return found(read)[..., at]
 
 
-def _reader(n: Primitive) -> _Found:
-    return lambda read: np.ravel(np.asarray(read(n.params), n.dtype))
+def _given(n: Primitive, read: _Read) -> Any:
+    return np.ravel(np.asarray(read(n.params), n.dtype))
 
 
-def _evaluator(n: Primitive, args: Sequence[_Found]) -> _Found:
-    """Return a function that computes a node of one element by NumPy."""
-    function, offsets, dtype = _UFUNCS[n.op], [a.offset for a in n.args], n.dtype
+def _computed(n: Primitive, args: Sequence[_Found], read: _Read) -> Any:
+    """Return a node of one element, by NumPy."""
+    with np.errstate(all="ignore"):
+        given = [f(read)[..., a.offset] for f, a in zip(args, n.args, strict=True)]
+        return np.asarray(_UFUNCS[n.op](*given)).astype(n.dtype)[..., None]
 
-    def value(read: _Read) -> Any:
-        with np.errstate(all="ignore"):
-            given = [f(read)[..., at] for f, at in zip(args, offsets, strict=True)]
-            return np.asarray(function(*given)).astype(dtype)[..., None]
 
-    return value
+def written(found: Any, write: Callable[..., Any]) -> Any:
+    """Return an array of what ``write`` returns for each element, instead of numbers.
+
+    ``write(node, index)`` is called for an element of a constant or an input, ``write(node, None, *args)``
+    for a node that is computed.
+    """
+    function, (n, *rest) = found.func, found.args
+    if function is _elements:
+        return written(n, write)[..., rest[0]]
+    made: Any
+    if function is _computed:
+        given = [written(f, write)[..., a.offset] for f, a in zip(rest[0], n.args, strict=True)]
+        made = np.frompyfunc(partial(write, n, None), len(given), 1)(*given)
+        return np.asarray(made, object)[..., None]
+    made = np.empty(n.size, object)
+    made[:] = [write(n, k) for k in range(n.size)]
+    return made

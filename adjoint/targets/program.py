@@ -43,7 +43,7 @@ from adjoint.targets.plan import DevicePlan
 from adjoint.targets.values import DeviceValue, Remote, State, put, raw_of, remote
 from adjoint.transforms.rerun import Generators
 
-__all__ = ["DeviceProgram", "as_tensor"]
+__all__ = ["DeviceProgram", "as_tensor", "plan_on", "sources_of"]
 
 _LINE = 128  # bytes: numbers of a call start at multiples of it
 
@@ -63,18 +63,9 @@ class DeviceProgram:
             device.check_alive()
             self.lowered = Lowered(program, device.dialect.sizes)
             self._check_native()
-            pairs = list(replacements(program))
-            outputs = update_rows(self.lowered.graph, self.lowered.outputs, pairs)
-            sources = enumerate(program.sources)
-            self.given_numbers = {k for k, s in sources if s.value.weak or s.kind in ("numbers", "scalar")}
-            self.hosted: dict[int, Any] = {}  # inputs that the host computes: a view, a function
-            if not device.info.float64:
-                given = self.lowered.graph, outputs, self.given_numbers, len(program.sources)
-                outputs, self.hosted = compute_on_host(*given)
-            self._check_dtypes(outputs)
-            self.plan = DevicePlan(device, self.lowered.graph, outputs)
+            self.plan, self.given_numbers, self.hosted = plan_on(device, program, self.lowered, name)
         self.checked = self.plan.checked()
-        self.read = _sources_of(self.plan)
+        self.read = sources_of(self.plan)
         # random numbers that no kernel reads are drawn, too: the generators must advance as in eager mode
         self.drawn = sorted({*self.read, *(k for k, s in enumerate(program.sources) if s.kind == "draw")})
         self.copies: dict[int, tuple[Any, int, Memory]] = {}  # of arrays that did not change: array, version
@@ -94,23 +85,6 @@ class DeviceProgram:
                     f"{line}{i.op.name} cannot run on {self.device.info.name}, which {self.name} is compiled "
                     f"for: {self.lowered.reasons[n.id]}.\n"
                     '  Move it out of the compiled function, or compile with device="cpu".'
-                )
-
-    def _check_dtypes(self, outputs: Sequence[View]) -> None:
-        """Raise DeviceError if the device does not have a dtype of the program, or for too large arrays."""
-        nodes = reachable([*outputs, *self.lowered.graph.checks])
-        for n in sorted(nodes, key=lambda n: n.op != "source"):
-            reason = self.device.refuses(n.dtype)
-            if reason and n.op not in ("repeat", "number"):
-                what = "reads an input" if n.op == "source" else f"computes {n.origin or n.op}"
-                raise DeviceError(
-                    f"{self.name} {what} in {n.dtype}, but {self.device.info.name} {reason}.\n"
-                    "  Use float32 (such as model.astype(np.float32)), or another device."
-                )
-            if n.size >= 1 << 31:
-                raise DeviceError(
-                    f"{self.name} computes {n.origin or n.op} with {n.size:,} elements, but kernels of "
-                    'devices count elements in 32 bits.\n  Split the array, or compile with device="cpu".'
                 )
 
     def explain(self) -> str:
@@ -324,6 +298,39 @@ class _Commit:
         items[key] = value if type(items) is State else _fetched(value)
 
 
+def plan_on(
+    device: Device, program: Program, lowered: Lowered, name: str
+) -> tuple[DevicePlan, set[int], dict[int, Any]]:
+    """Return the plan of a program, its inputs that are Python numbers, and those that the host computes.
+
+    The latter are a view and a function, by their index.  Raise DeviceError for what the device lacks.
+    """
+    outputs = update_rows(lowered.graph, lowered.outputs, list(replacements(program)))
+    numbers = {k for k, s in enumerate(program.sources) if s.value.weak or s.kind in ("numbers", "scalar")}
+    hosted: dict[int, Any] = {}
+    if not device.info.float64:
+        outputs, hosted = compute_on_host(lowered.graph, outputs, numbers, len(program.sources))
+    _check_dtypes(device, name, [*outputs, *lowered.graph.checks])
+    return DevicePlan(device, lowered.graph, outputs), numbers, hosted
+
+
+def _check_dtypes(device: Device, name: str, outputs: Sequence[View]) -> None:
+    """Raise DeviceError if the device does not have a dtype of the program, or for too large arrays."""
+    for n in sorted(reachable(outputs), key=lambda n: n.op != "source"):
+        reason = device.refuses(n.dtype)
+        if reason and n.op not in ("repeat", "number"):
+            what = "reads an input" if n.op == "source" else f"computes {n.origin or n.op}"
+            raise DeviceError(
+                f"{name} {what} in {n.dtype}, but {device.info.name} {reason}.\n"
+                "  Use float32 (such as model.astype(np.float32)), or another device."
+            )
+        if n.size >= 1 << 31:
+            raise DeviceError(
+                f"{name} computes {n.origin or n.op} with {n.size:,} elements, but kernels of "
+                'devices count elements in 32 bits.\n  Split the array, or compile with device="cpu".'
+            )
+
+
 def _put_back(t: Tensor, value: Any, kind: type, version: int) -> None:
     put(t, value, kind)
     t._version = version
@@ -350,6 +357,6 @@ def _typed(value: Any, source: Any) -> Any:
     return np.asarray(value, dtype)
 
 
-def _sources_of(plan: DevicePlan) -> list[int]:
+def sources_of(plan: DevicePlan) -> list[int]:
     """Return the indices of the inputs that kernels read."""
     return sorted({s[1] for _, slots in plan.rows for s in slots if s[0] == "given"})

@@ -13,7 +13,7 @@ from adjoint.targets.body import Launch
 from adjoint.targets.device import Device, DeviceInfo, Place
 from adjoint.targets.wgsl import MOST, Wgsl, grid
 
-__all__ = ["WebGpuDevice", "found", "open_device"]
+__all__ = ["CLEAR", "COPY", "WebGpuDevice", "Words", "across", "found", "open_device"]
 
 _START = 1 << 22  # bytes of a new heap
 _WINDOW = 1 << 12  # bytes of the positions that a kernel can read
@@ -24,7 +24,8 @@ _BINDINGS = """@group(0) @binding(0) var<storage, read_write> H: array<u32>;
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>) {
 """
-_FILL = _BINDINGS + "  for (var i = id.x; i < P[2]; i += count.x * 64u) { H[P[1] + i] = 0u; }\n}\n"
+CLEAR = _BINDINGS + "  for (var i = id.x; i < P[2]; i += count.x * 64u) { H[P[1] + i] = 0u; }\n}\n"
+COPY = _BINDINGS + "  for (var i = id.x; i < P[3]; i += count.x * 64u) { H[P[2] + i] = H[P[1] + i]; }\n}\n"
 
 
 class _HeapFullError(Exception):
@@ -120,7 +121,21 @@ class _Heap:
         self.free = joined
 
 
-class WebGpuDevice(Device):
+class Words(Device):
+    """A device whose memory has words of 32 bits."""
+
+    def stored(self, dtype: Any) -> Any:
+        """Return the dtype of elements in memory: booleans and small integers have 32 bits."""
+        return np.dtype(np.int32) if np.dtype(dtype).itemsize < 4 else np.dtype(dtype)
+
+    def packed(self, array: Any) -> Any:
+        """Return an array as it is in memory; small integers have signs, as in registers."""
+        if array.dtype.kind == "u" and array.dtype.itemsize < 4:
+            array = array.view(f"i{array.dtype.itemsize}")
+        return array.astype(self.stored(array.dtype), copy=False)
+
+
+class WebGpuDevice(Words):
     """A WebGPU device; the kernels of a call are recorded, then submitted together.
 
     ``order`` and ``barriers`` change the texts of kernels for tests.
@@ -155,7 +170,7 @@ class WebGpuDevice(Device):
         self.recording: Any = None
         self.heap, self.buffer, self.bound = _Heap(), None, None
         self.pipelines: dict[str, Any] = {}  # by text
-        self.fills = self._pipeline(_FILL)
+        self.fills = self._pipeline(CLEAR)
 
     # Memory --------------------------------------------------------------------------------------------
 
@@ -191,16 +206,6 @@ class WebGpuDevice(Device):
         self.buffer = buffer
         self.heap.grow(wanted)
 
-    def stored(self, dtype: Any) -> Any:
-        """Return the dtype of elements in memory: booleans and small integers have 32 bits."""
-        return np.dtype(np.int32) if np.dtype(dtype).itemsize < 4 else np.dtype(dtype)
-
-    def packed(self, array: Any) -> Any:
-        """Return an array as it is in memory; small integers have signs, as in registers."""
-        if array.dtype.kind == "u" and array.dtype.itemsize < 4:
-            array = array.view(f"i{array.dtype.itemsize}")
-        return array.astype(self.stored(array.dtype), copy=False)
-
     def _write(self, memory: Any, array: Any) -> None:
         self.submit()
         self.api.queue.write_buffer(self.buffer, memory.start, array)
@@ -212,7 +217,7 @@ class WebGpuDevice(Device):
 
     def _fill(self, memory: Any, offset: int, size: int) -> None:
         words = -(-size // 4)
-        self._record(self.fills, [(memory.start + offset) // 4, words], _across(words))
+        self._record(self.fills, [(memory.start + offset) // 4, words], across(words))
 
     # Kernels -------------------------------------------------------------------------------------------
 
@@ -278,6 +283,6 @@ class WebGpuDevice(Device):
         return "lost" if "lost" in str(error).lower() else ""
 
 
-def _across(words: int) -> tuple[int, int, int]:
+def across(words: int) -> tuple[int, int, int]:
     """Return the work-groups that move a number of words."""
     return min(MOST, -(-words // _FLAT)), 1, 1

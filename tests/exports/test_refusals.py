@@ -138,7 +138,7 @@ def test_variables_that_the_function_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "rust"}, "export: target must be one of c, python, wasm, but got 'rust'."),
+        ({"target": "rust"}, "export: target must be one of c, python, wasm, webgpu, but got 'rust'."),
         ({"name": "2x"}, "export: the name of a library must be an identifier of C, but is '2x'.\n  Pass name= with "),
         ({"name": "double"}, "export: the name of a library must be an identifier of C, but is 'double'."),
         ({"name": "a" * 101}, "export: the name of a library must be an identifier of C, but is 'aaa"),
