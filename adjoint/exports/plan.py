@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from adjoint.compiler.emit.machine import Machine, described
 from adjoint.compiler.emit.repeat import operand_slots
 from adjoint.compiler.emit.steps import small_kernel
-from adjoint.compiler.host.plan import Plan
+from adjoint.compiler.host.plan import NativePlan
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.schedule.kernel import Address, Kernel
 
@@ -52,7 +52,7 @@ class Loop:
     carries: list[tuple[int, int]] = field(default_factory=list)
 
 
-class LibraryPlan(Plan):
+class LibraryPlan(NativePlan):
     """A plan for a level of vector instructions, which this processor need not have."""
 
     def __init__(

@@ -16,6 +16,7 @@ import numpy as np
 
 from adjoint.core.lifted import UnexpectedError, refuse_tracing
 from adjoint.core.native import NotNative
+from adjoint.core.roles import CountRole, UpdateRole
 from adjoint.core.sparse import stored_in, with_stored
 from adjoint.grads.clip import scaled
 from adjoint.grads.norm import all_finite
@@ -104,7 +105,7 @@ class TracedScaler:
             self.trace.act(_Count(self.scaler))
 
 
-class _Marks:
+class _Marks(UpdateRole):
     """An action at the end of a call without ``update()``: notes the optimisers that it used."""
 
     def __init__(self, traced: TracedScaler) -> None:
@@ -133,7 +134,7 @@ class _Marks:
         scaler._stepped.update(self.traced.stepped)
 
 
-class _Count:
+class _Count(CountRole):
     """An action at the end of a call: counts an update with finite gradients."""
 
     what = "count of a GradScaler"

@@ -20,6 +20,7 @@ from adjoint.config import grad_mode, no_grad
 from adjoint.context import user_code
 from adjoint.core.lifted import located, refusal
 from adjoint.core.namespace import dyn
+from adjoint.core.roles import CountRole, NumbersRole, SlotsRole, UpdateRole
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor
 from adjoint.errors import TransformError
@@ -105,7 +106,7 @@ def _parts_of_unit(group: ParameterGroup, unit: Unit) -> list[tuple[Any, ...]]:
     return [*parts, ("whole", vars(group)), ("whole", group.hyper)]
 
 
-class _HostUpdate:
+class _HostUpdate(UpdateRole):
     """An update that the optimiser makes in Python after a program has computed the gradients."""
 
     __slots__ = ("in_order", "keeps", "optimizer", "places", "position", "shapes", "units")
@@ -394,7 +395,7 @@ class _Update:
         return at, fresh
 
 
-class _Slots:
+class _Slots(SlotsRole):
     """Access to the state arrays of a unit by name.
 
     ``unit.state`` is looked up at each access, because it may be replaced between calls.
@@ -424,7 +425,7 @@ def _paths(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return [path] if moves else []
 
 
-class _Numbers:
+class _Numbers(NumbersRole):
     """A function that writes the current hyper-parameters of an update into an array and returns the array.
 
     A program calls it each time that it runs.  The array is always the same object.  ``of`` is
@@ -496,7 +497,7 @@ def _slots(unit: Unit) -> list[str] | None:
     return None if unit.state is None else sorted(unit.state)
 
 
-class _HostCount:
+class _HostCount(CountRole):
     """Increment the optimiser's step counts in Python after a compiled program has made an update."""
 
     __slots__ = ("counted", "optimizer")

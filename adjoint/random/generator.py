@@ -9,6 +9,7 @@ import numpy as np
 
 from adjoint.config import special
 from adjoint.core.lifted import made_by_host, refuse_tracing, tracing
+from adjoint.core.roles import GeneratorRole
 from adjoint.errors import ArgumentError, InputError
 from adjoint.hints import Hinted
 from adjoint.random.discrete import Discrete
@@ -56,7 +57,7 @@ def default_rng(seed: Any = None) -> Generator:
         ) from None
 
 
-class Generator(Gammas, Discrete, metaclass=Hinted):
+class Generator(Gammas, Discrete, GeneratorRole, metaclass=Hinted):
     """Generator of random tensors; create one with ``default_rng``.
 
     Each draw changes the state, so a generator must not be used by several threads at the same time;

@@ -34,6 +34,7 @@ from adjoint.context import stand_ins, transform, within
 from adjoint.core.lifted import enclosing, tracing
 from adjoint.core.node import Node, next_seq
 from adjoint.core.record import saved_hooks
+from adjoint.core.roles import GeneratorRole
 from adjoint.core.tensor import Tensor, clock, reading, writes
 from adjoint.engine.pull import overwritten
 
@@ -326,8 +327,8 @@ def _generators_of(functions: Iterable[Any], arguments: Iterable[Any]) -> Iterat
 
 @functools.lru_cache(maxsize=1024)
 def _is_generator(kind: Any) -> bool:
-    ours = kind.__name__ == "Generator" and kind.__module__.startswith("adjoint.random")  # loaded late
-    return ours or issubclass(kind, (np.random.Generator, np.random.RandomState, np.random.BitGenerator))
+    numpys = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    return issubclass(kind, (GeneratorRole, *numpys))
 
 
 def _named_by(f: Any) -> list[Any]:

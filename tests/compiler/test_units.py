@@ -371,8 +371,8 @@ def test_each_module_has_its_own_pass_builder(monkeypatch: pytest.MonkeyPatch) -
 
 def test_texts_come_from_memory_then_disk(cache, monkeypatch):
     written = []
-    write = native.Plan._write
-    monkeypatch.setattr(native.Plan, "_write", lambda *args: written.append(args) or write(*args))
+    write = native.NativePlan._write
+    monkeypatch.setattr(native.NativePlan, "_write", lambda *args: written.append(args) or write(*args))
 
     def built(size: int = 37) -> tuple[int, bytes]:
         """Compile a step; return how many groups were written, and the bytes of its results."""

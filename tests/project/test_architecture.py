@@ -192,6 +192,12 @@ def test_stages_of_the_compiler_import_earlier_stages(path: Path) -> None:
                 assert STAGES.index(target) <= STAGES.index(stage), f"{path.name} imports {name}"
 
 
+def test_classes_of_the_compiler_have_different_names() -> None:
+    nodes = [node for path in COMPILER for node in ast.parse(path.read_text()).body]
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    assert len(names) == len(set(names)), sorted(n for n in names if names.count(n) > 1)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_says_what_it_may_import(stage: str) -> None:
     text = ast.get_docstring(ast.parse((ROOT / "compiler" / stage / "__init__.py").read_text())) or ""

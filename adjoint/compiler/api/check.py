@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adjoint import tree, words
+from adjoint.core.roles import UpdateRole
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import TransformError
 from adjoint.grads.slots import sink
@@ -76,7 +77,7 @@ class _State:
         self.cells = [w.owner for w in variant.program.writes if w.kind == "cell"]
         self.places = [w.owner for w in variant.program.writes if w.kind == "place"]
         updates = [w.owner for w in variant.program.writes if w.kind == "call"]
-        found = [u.optimizer for u in updates if hasattr(u, "optimizer")]
+        found = [u.optimizer for u in updates if isinstance(u, UpdateRole) and u.optimizer is not None]
         self.optimizers = list({id(o): o for o in found}.values())
         self.generators = Generators.drawn_by([s.owner for s in variant.program.sources if s.kind == "draw"])
 

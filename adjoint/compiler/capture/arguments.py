@@ -21,7 +21,7 @@ from adjoint.grads.slots import sink
 from adjoint.transforms.inputs import name_of
 from adjoint.words import a
 
-__all__ = ["Call", "Held", "Parameters", "Wanted", "check_unchanged", "containers_in", "opened"]
+__all__ = ["Call", "HeldObject", "Parameters", "Wanted", "check_unchanged", "containers_in", "opened"]
 
 _MODES = (
     "the grad mode",
@@ -34,7 +34,7 @@ _MODES = (
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class Held:
+class HeldObject:
     """An argument that is not traced, such as a module that an optimiser outside of the function has too.
 
     Two of them are equal if they hold the same object.
@@ -46,7 +46,7 @@ class Held:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Held and other.value is self.value
+        return type(other) is HeldObject and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -57,7 +57,7 @@ class Held:
     @staticmethod
     def open(value: Any) -> Any:
         """Return the object that ``value`` holds, or ``value`` itself."""
-        return value.value if type(value) is Held else value
+        return value.value if type(value) is HeldObject else value
 
 
 class Parameters:
@@ -122,10 +122,10 @@ class Parameters:
         return found == tensors
 
     def with_held(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the arguments of a call, with ``Held`` in place of those that are held."""
+        """Return the arguments of a call, with ``HeldObject`` in place of those that are held."""
         return (
-            tuple([Held(v) if k in self.held and _is_object(v) else v for k, v in enumerate(args)]),
-            {k: Held(v) if k in self.held and _is_object(v) else v for k, v in kwargs.items()},
+            tuple([HeldObject(v) if k in self.held and _is_object(v) else v for k, v in enumerate(args)]),
+            {k: HeldObject(v) if k in self.held and _is_object(v) else v for k, v in kwargs.items()},
         )
 
     def name(self, position: int) -> str:
@@ -257,7 +257,7 @@ class Call:
         leaves = [None if k in moving else leaf for k, leaf in enumerate(self.leaves)]
         args, kwargs = tree.unflatten(self.structure, leaves)
         named = {parameters.name(k): v for k, v in enumerate(args)} | kwargs
-        return {k: Held.open(v) for k, v in named.items() if type(v) not in _PLAIN}
+        return {k: HeldObject.open(v) for k, v in named.items() if type(v) not in _PLAIN}
 
     def fixed(self) -> list[Any]:
         """Return all leaves of the arguments, with None in place of the traced arrays and tensors."""
@@ -322,8 +322,8 @@ class Call:
 
 
 def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments as the function gets them, with the objects in place of ``Held``."""
-    return tuple(map(Held.open, args)), {k: Held.open(v) for k, v in kwargs.items()}
+    """Return the arguments as the function gets them, with the objects in place of ``HeldObject``."""
+    return tuple(map(HeldObject.open, args)), {k: HeldObject.open(v) for k, v in kwargs.items()}
 
 
 def containers_in(value: Any) -> Iterator[tuple[Any, list[Any]]]:

@@ -12,8 +12,8 @@ from adjoint.compiler.program.inputs import (
     ArraySource,
     CellSource,
     DrawSource,
+    NumberPlace,
     NumberSource,
-    Place,
     Source,
     VariableSource,
 )
@@ -114,7 +114,7 @@ class Sources:
 
     def variable(self, read: Any) -> Number:
         """Return the symbol of a number outside, which the program reads at each call."""
-        place = Place(read.parent, read.kind, read.key, read.what)
+        place = NumberPlace(read.parent, read.kind, read.key, read.what)
         return self.number(place, VariableSource, read.seen)
 
     def note_range(self) -> None:
@@ -131,7 +131,7 @@ class Sources:
             constant, now = now, Number(trace, type(now), now)
             trace._add_with(SAME, (constant,), {}, (now,))
         if type(now) is Number and now is not number and now.trace is trace:
-            place = Place(read.parent, read.kind, read.key, read.what)
+            place = NumberPlace(read.parent, read.kind, read.key, read.what)
             self.program.writes.append(PlaceWrite(place, now))
 
     def draw(self, make: Callable[[], Any], shape: Sequence[int], dtype: Any, form: Any = None) -> Symbolic:

@@ -20,7 +20,7 @@ from adjoint.core.tensor import Tensor, Traced, wrap
 if TYPE_CHECKING:
     from adjoint.compiler.capture.trace import Trace
 
-__all__ = ["ASSIGNED", "Captured"]
+__all__ = ["ASSIGNED", "CapturedTensors"]
 
 ASSIGNED = (
     "ad.compile: the function sets .grad to a tensor that has a graph, which compiled functions do not "
@@ -33,7 +33,7 @@ _CREATED = (
 )
 
 
-class Captured(Sources):
+class CapturedTensors(Sources):
     """The inputs of a trace, and the tensors whose arrays are symbols until it ends."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:

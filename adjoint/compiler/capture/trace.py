@@ -23,7 +23,7 @@ from numpy import ndarray
 from adjoint.compiler.capture.finalizers import Pause, restore
 from adjoint.compiler.capture.host_call import Inner, call_on_host
 from adjoint.compiler.capture.sources import Held
-from adjoint.compiler.capture.tensors import ASSIGNED, Captured
+from adjoint.compiler.capture.tensors import ASSIGNED, CapturedTensors
 from adjoint.compiler.guards.observe import Observer
 from adjoint.compiler.guards.values import Guard
 from adjoint.compiler.loops.loop import trace_scan
@@ -71,7 +71,7 @@ class BothError(TransformError):
         self.tensors = tensors
 
 
-class Trace(Captured):
+class Trace(CapturedTensors):
     """One call of a function on symbols, which records a program."""
 
     def __init__(self, arguments: Sequence[Any] = (), updates: bool = False, alone: bool = False) -> None:

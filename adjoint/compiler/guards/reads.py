@@ -106,7 +106,7 @@ class Read:
         return self.now(self.parent.seen)
 
     def identity(self) -> str | None:
-        """Return how native code can read the value, a name in ``host.check_text.Kind``.
+        """Return how native code can read the value, a name in ``host.check_text.ReadKind``.
 
         Return None if Python code must read it, or if it is not always the same object.
         """

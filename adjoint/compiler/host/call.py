@@ -36,6 +36,7 @@ from adjoint.compiler.program.writes import (
 )
 from adjoint.compiler.replay.tables import fill_tables
 from adjoint.core.lifted import UnexpectedError
+from adjoint.core.roles import CountRole, NumbersRole, SlotsRole
 from adjoint.core.tensor import Tensor
 from adjoint.transforms.rerun import Generators
 
@@ -243,7 +244,7 @@ def _native_call(program: Program, trace: Trace, run: Any, count: int) -> Native
     writes = _Writes(program, trace)
     if writes.twice() or (program.writes and writes.places != len(run.fresh)):
         return None
-    if writes.counters is None and all(hasattr(each.owner, "counters") for each, _ in writes.others):
+    if writes.counters is None and all(isinstance(each.owner, CountRole) for each, _ in writes.others):
         return None  # an interrupt between the entry and the counts would leave half of the writes
     return NativeCall(program, run, count, writes)
 
@@ -377,7 +378,7 @@ def _used_numbers(program: Program) -> dict[int, set[int]]:
     used: dict[int, set[int]] = {
         s.value.id: set()
         for s in program.sources
-        if isinstance(s, NumbersSource) and hasattr(s.owner, "constant")
+        if isinstance(s, NumbersSource) and isinstance(s.owner, NumbersRole)
     }
     for i in program.live() if used else ():
         for a in i.args:
@@ -432,7 +433,7 @@ class _Writes:
         found: dict[int, int] = run.reuses
         for each, at in self.cells:
             container, key = each.owner
-            if at not in found or type(key) is not str or not hasattr(container, "held_by"):
+            if at not in found or type(key) is not str or not isinstance(container, SlotsRole):
                 return None
         return found
 
@@ -440,8 +441,7 @@ class _Writes:
         """Return (dictionary, key) of each step count of optimisers; None if the entry cannot count."""
         found: list[tuple[Any, str]] = []
         for each, _ in self.others:
-            count = getattr(each.owner, "counters", None)  # only the step counts of optimisers have it
-            counters = None if count is None else count()
+            counters = each.owner.counters() if isinstance(each.owner, CountRole) else None
             if counters is None:
                 return None
             found += counters

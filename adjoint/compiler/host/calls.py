@@ -17,10 +17,10 @@ from adjoint.compiler.lower.graph import Primitive, View
 from adjoint.compiler.program.program import typed
 from adjoint.compiler.replay import replay
 
-__all__ = ["Calls", "contiguous", "strided"]
+__all__ = ["HostCalls", "contiguous", "strided"]
 
 
-class Calls:
+class HostCalls:
     """Makes the functions of one entry.
 
     ``array(view)`` returns a view of the arena, ``rows`` is the table of the entry's inputs, ``numbers`` has

@@ -27,7 +27,7 @@ from adjoint.compiler.guards.values import (
     is_plain,
 )
 from adjoint.compiler.host import entry
-from adjoint.compiler.host.check_text import Kind, Watched, ready
+from adjoint.compiler.host.check_text import ReadKind, Watched, ready
 from adjoint.compiler.host.structs import layout, place_of, words_at
 from adjoint.config import special
 from adjoint.context import compile_mode, default_dtype, enclosing, grad_mode, sink, tracing, transform
@@ -133,7 +133,7 @@ class Watch:
         seen.equal = list(dict.fromkeys(seen.equal))
         keep = Tables(seen, contexts)
         spaces = [(id(space), *keep.table(values.items())) for space, values in seen.spaces.values()]
-        reads = [(Kind.CONTEXT, id(v), 0, id(value)) for v, value in contexts] + seen.reads
+        reads = [(ReadKind.CONTEXT, id(v), 0, id(value)) for v, value in contexts] + seen.reads
         for head, rows in (
             (Watched.EQUAL, seen.equal), (Watched.DIFFER, seen.differ), (Watched.SPACES, spaces),
             (Watched.ASKED, [(id(f),) for f in seen.asked]), (Watched.READS, reads),
@@ -241,7 +241,7 @@ class _Seen:
             self.equal.append((id(owner) + place_of(owner, type(owner).__basicsize__, id(value)), id(value)))
         else:
             known = key if kind == "ELEMENT" else id(key)
-            self.reads.append((Kind[kind], id(owner), known, 0 if value is MISSING else id(value)))
+            self.reads.append((ReadKind[kind], id(owner), known, 0 if value is MISSING else id(value)))
 
     def _known(self, read: Read, owner: Any) -> bool:
         """Record the length or the truth of a list, or that an instance has no attribute with a name itself.
@@ -259,7 +259,7 @@ class _Seen:
             except _Unknown:
                 return False
             self.objects.append(vars(owner))
-            self.reads.append((Kind.ITEM, id(vars(owner)), id(read.key), 0))
+            self.reads.append((ReadKind.ITEM, id(vars(owner)), id(read.key), 0))
         else:
             return False
         return True

@@ -8,7 +8,7 @@ from adjoint.compiler.emit.code import NULL, native
 from adjoint.compiler.emit.values import Value
 from adjoint.compiler.host.objects import Objects, array_of, matches
 
-__all__ = ["Kind", "Watched", "ready"]
+__all__ = ["ReadKind", "Watched", "ready"]
 
 
 class Watched(IntEnum):
@@ -21,12 +21,12 @@ class Watched(IntEnum):
     SPACES = 8  # a table of dictionaries, each with a table of keys and values; value 0: any
     STRANGERS = 10  # a table of objects that no argument may be
     ASKED = 12  # a table of functions that must return True
-    READS = 14  # a table of values that were read: the kind (see ``Kind``), the owner, the key, the value
+    READS = 14  # a table of values that were read: the kind (see ``ReadKind``), the owner, the key, the value
     USERS = 16  # the number of checks that are reading tables
     SIZE = 17
 
 
-class Kind(IntEnum):
+class ReadKind(IntEnum):
     """How a value is read."""
 
     ITEM = 0  # of a dictionary; null if there is none
@@ -103,20 +103,20 @@ def has_items(w: Objects, row: Value) -> Value:
 def value_read(w: Objects, row: Value) -> Value:
     """Return the present value of a read, or null; the caller compares its address only."""
     kind, owner, key = w.word(row, 0), w.word(row, 1, "ptr"), w.word(row, 2, "ptr")
-    with w.when(w.same(kind, Kind.ITEM)):
+    with w.when(w.same(kind, ReadKind.ITEM)):
         w.give(w.dict_get(owner, key))
-    with w.when(w.same(kind, Kind.HAS)):
+    with w.when(w.same(kind, ReadKind.HAS)):
         w.give(w.select(w.is_null(w.dict_get(owner, key)), w.imported("false"), w.imported("true")))
-    with w.when(w.same(kind, Kind.ELEMENT)):
+    with w.when(w.same(kind, ReadKind.ELEMENT)):
         index, length = w.word(row, 2), w.get(owner, "length")
         place = w.select(w.compare("slt", index, 0), w.add(index, length), index)
         w.give_unless(w.compare("ult", place, length))
         w.give(w.word(w.get(owner, "elements"), place, "ptr"))
     found = w.scratch("ptr", 1)
-    with w.when(w.same(kind, Kind.CONTEXT)):
+    with w.when(w.same(kind, ReadKind.CONTEXT)):
         w.store(NULL, found)
         w.call_python("PyContextVar_Get", "i32", owner, None, found)
-    with w.when(w.same(kind, Kind.ATTRIBUTE)):
+    with w.when(w.same(kind, ReadKind.ATTRIBUTE)):
         w.store(w.call_python("PyObject_GetAttr", "ptr", owner, key), found)
         with w.when(w.is_null(w.load(found, "ptr"))):
             usual = w.call_python("PyErr_ExceptionMatches", "i32", w.imported("exception"))

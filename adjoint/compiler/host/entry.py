@@ -84,7 +84,7 @@ def _numpy_functions() -> list[int]:
     return words_at(get(capsule, None), _NEW_FROM_DESCR + 1)
 
 
-class _Method(ctypes.Structure):
+class _BoundMethod(ctypes.Structure):
     """CPython's PyMethodDef."""
 
     _fields_ = (
@@ -101,14 +101,14 @@ _FASTCALL = 0x80
 _METHODS: list[Any] = []
 
 
-def method(text: str, name: str, imports: dict[str, int]) -> _Method:
+def method(text: str, name: str, imports: dict[str, int]) -> _BoundMethod:
     """Compile LLVM IR that defines the function ``name``; return a PyMethodDef for it, which is never freed.
 
     ``imports`` has the addresses of external symbols by name.  CPython reads the address of the function from
     the PyMethodDef at each call.  So when the optimised code is ready, all built-in functions made from this
     PyMethodDef run it.
     """
-    found = _Method(name.encode(), None, _FASTCALL, None)
+    found = _BoundMethod(name.encode(), None, _FASTCALL, None)
     _METHODS.append(found)
 
     def use(addresses: dict[str, int]) -> None:
@@ -118,7 +118,7 @@ def method(text: str, name: str, imports: dict[str, int]) -> _Method:
     return found
 
 
-def built_in(native: _Method, owner: Any) -> Any:
+def built_in(native: _BoundMethod, owner: Any) -> Any:
     """Return a built-in function that runs native code; ``owner`` is its ``self``, which it keeps alive."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
@@ -141,7 +141,7 @@ class PythonFunction:
         """Return the LLVM IR of the library; None if CPython's structs are not known."""
         return None if layout() is None else self.library().text
 
-    def _method(self) -> _Method:
+    def _method(self) -> _BoundMethod:
         library = self.library()
         return method(library.text, self.name, addresses(library) | self.imports())
 
@@ -202,7 +202,7 @@ class Entry:
         If the program calls Python: the first record, the end of the records, and the node of the call after
         them or None, for each part of the program.
     calls : callable
-        Returns a ``Calls``, which makes the functions of these nodes, given the tables of the entry.
+        Returns a ``HostCalls``, which makes the functions of these nodes, given the tables of the entry.
     """
 
     def __init__(

@@ -22,9 +22,9 @@ from adjoint.compiler.emit.machine import using
 from adjoint.compiler.emit.repeat import driver_kernel
 from adjoint.compiler.emit.steps import small_kernel
 from adjoint.compiler.host import pool
-from adjoint.compiler.host.calls import Calls, contiguous, strided
+from adjoint.compiler.host.calls import HostCalls, contiguous, strided
 from adjoint.compiler.host.entry import RELEASING, Entry, Given, Made, Record, layout
-from adjoint.compiler.host.plan import Plan
+from adjoint.compiler.host.plan import NativePlan
 from adjoint.compiler.host.words import Head
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
 from adjoint.compiler.lower.lower import Lowered
@@ -55,7 +55,7 @@ def build(program: Program, flush: bool = False, level: str | None = None) -> Na
         return Native(program, flush)
 
 
-class Schedule(Plan):
+class Schedule(NativePlan):
     """A plan with an arena and a table of addresses in this process; ``sources`` is the number of inputs."""
 
     def __init__(
@@ -153,7 +153,7 @@ class Schedule(Plan):
             held=(self.arena, self.graph, self.kernels), writes=writes, grads=grads, runs=self.runs,
             always_writes=reuses is not None, checked=self.checked, counters=counters,
             parts=list(self._parts()) if self.calls else (),
-            calls=functools.partial(Calls, self.arena, self._array) if self.calls else None,
+            calls=functools.partial(HostCalls, self.arena, self._array) if self.calls else None,
         )  # fmt: skip
         self.entries.append(entry)
         return entry

@@ -47,7 +47,7 @@ class Objects(Code):
         return self.imported("miss")
 
     def get(self, thing: Value, member: str) -> Value:
-        """Emit a member of an object's struct; see ``Layout`` for the names."""
+        """Emit a member of an object's struct; see ``Offsets`` for the names."""
         return self.field(thing, getattr(layout(), member), _ELEMENTS.get(member, "ptr"))
 
     def put(self, thing: Value, member: str, value: Any) -> None:

@@ -24,13 +24,13 @@ from adjoint.compiler.schedule.groups import Groups
 from adjoint.compiler.schedule.kernel import Kernel
 from adjoint.compiler.schedule.runs import together
 
-__all__ = ["Plan"]
+__all__ = ["NativePlan"]
 
 CHECKED = 100_000.0  # nanoseconds: checks of arguments that take longer run after the kernels
 NANOSECONDS = 0.02  # per simple operation, with 16 lanes
 
 
-class Plan(Groups):
+class NativePlan(Groups):
     """The kernels of a graph in their order, and where each value is stored; see ``Groups``.
 
     With ``flush``, kernels treat subnormal numbers as 0.

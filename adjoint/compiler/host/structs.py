@@ -18,10 +18,10 @@ import numpy as np
 from adjoint.config import special
 from adjoint.core.tensor import Tensor, _Extra, clock, committing, wrap
 
-__all__ = ["Layout", "layout", "place_of", "slot_offset", "words_at"]
+__all__ = ["Offsets", "layout", "place_of", "slot_offset", "words_at"]
 
 
-class Layout(NamedTuple):
+class Offsets(NamedTuple):
     """The offsets in bytes of the struct members that the entry reads."""
 
     references: int  # the reference count of an object
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
 
 
 @functools.cache
-def layout() -> Layout | None:
+def layout() -> Offsets | None:
     """Return the offsets of struct members; None if CPython's or NumPy's structs are not as expected."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
@@ -75,7 +75,7 @@ def place_of(object_: Any, size: int, value: int) -> int:
     return 8 * words.index(value)
 
 
-def _probed() -> Layout:
+def _probed() -> Offsets:
     """Return the offsets of struct members, found by searching objects for known values.
 
     Raise AssertionError if the objects do not agree.
@@ -110,7 +110,7 @@ def _probed() -> Layout:
     marks = object(), object()
     items = place_of(marks, tuple.__basicsize__ + 16, id(marks[0]))
     assert words_at(id(marks) + items + 8, 1)[0] == id(marks[1])
-    return Layout(
+    return Offsets(
         _references(), *found.pop(), places.pop(), node, version, extra, grad, hooks, post_hooks, items,
         *_list(), now, active, _holder(),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adjoint import tree
-from adjoint.compiler.capture.arguments import Held
+from adjoint.compiler.capture.arguments import HeldObject
 from adjoint.compiler.guards.values import exact
 from adjoint.compiler.program.lines import Lines
 from adjoint.core.roles import ShellRole
@@ -28,7 +28,8 @@ def can_unpack(structure: tree.Structure, leaves: Sequence[Any], moves: Sequence
     """
     fixed = set(range(len(leaves))) - set(moves)
     return _is_unpacked(structure) and all(
-        type(leaves[k]) in _COMPARED or type(leaves[k]) is Held or _is_identical(leaves[k]) for k in fixed
+        type(leaves[k]) in _COMPARED or type(leaves[k]) is HeldObject or _is_identical(leaves[k])
+        for k in fixed
     )
 
 
@@ -128,8 +129,8 @@ class _Unpacking:
 
     def _constant(self, text: str, value: Any) -> None:
         """Add the lines that compare a value that is not traced."""
-        if type(value) is Held or _is_identical(value):
-            self.w.add(f"if {text} is not {self.w.name(Held.open(value))}: {self.miss}")
+        if type(value) is HeldObject or _is_identical(value):
+            self.w.add(f"if {text} is not {self.w.name(HeldObject.open(value))}: {self.miss}")
         elif value is None or type(value) is bool:
             self.w.add(f"if {text} is not {value}: {self.miss}")
         else:

@@ -16,9 +16,21 @@ if TYPE_CHECKING:
     from adjoint.compiler.program.symbols import Symbolic
 
 __all__ = [
-    "ArgumentGradSource", "ArgumentSource", "ArraySource", "CellSource", "DrawSource", "GradSource",
-    "NumberSource", "NumbersSource", "OuterSource", "Place", "Source", "TensorSource", "VariableSource",
-    "container_text", "owner_name",
+    "ArgumentGradSource",
+    "ArgumentSource",
+    "ArraySource",
+    "CellSource",
+    "DrawSource",
+    "GradSource",
+    "NumberPlace",
+    "NumberSource",
+    "NumbersSource",
+    "OuterSource",
+    "Source",
+    "TensorSource",
+    "VariableSource",
+    "container_text",
+    "owner_name",
 ]  # fmt: skip
 
 
@@ -201,7 +213,7 @@ class NumberSource(NumbersSource):
     kind, private = "number", True
 
 
-class Place:
+class NumberPlace:
     """An attribute or an item of an object outside, which holds a Python number.
 
     ``parent.seen`` is the object; ``kind`` is "attribute" or "item".

@@ -12,6 +12,7 @@ from adjoint.compiler.program.inputs import ArgumentSource, Source, container_te
 from adjoint.compiler.program.symbols import Symbolic
 from adjoint.config import locked
 from adjoint.core.inplace import move_version
+from adjoint.core.roles import UpdateRole
 from adjoint.core.sparse import SparseGradient, SparseRows
 from adjoint.core.tensor import Tensor, committing, wrap
 
@@ -168,7 +169,7 @@ class PlaceWrite(Write):
 class Action(Write):
     """A call of a function with the values, such as an update of an optimiser; the owner is the function.
 
-    If the function has the methods ``count`` and ``take_back``, its effects can be undone.
+    The effects of an ``UpdateRole`` can be undone.
     """
 
     __slots__ = ()
@@ -182,7 +183,7 @@ class Action(Write):
 
     def counts(self) -> bool:
         """Return whether the call can be undone."""
-        return hasattr(self.owner, "take_back")
+        return isinstance(self.owner, UpdateRole)
 
     def add(self, w: Lines, *values: str) -> None:
         """Add lines that call the function."""
