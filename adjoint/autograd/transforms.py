@@ -20,7 +20,7 @@ import adjoint.numpy as anp
 from adjoint import tree
 from adjoint.autograd import rules
 from adjoint.core.tensor import Tensor, wrap
-from adjoint.errors import NoGradientError
+from adjoint.errors import InputError, NoGradientError
 from adjoint.interop.drop_in import holds_tensor
 from adjoint.tracebacks import hide
 from adjoint.transforms import batch, forward, matrix, recompute, reverse
