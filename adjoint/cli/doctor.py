@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import adjoint as ad
+from adjoint.compiler.emit.machine import has_llvm
 
 __all__ = ["doctor"]
 
@@ -71,12 +72,14 @@ def _gradients() -> str:
 
 
 def _compiler() -> str:
-    """Compile and call a function; return "works", "WRONG" if the result is wrong, or "fails: …"."""
+    """Compile and call a function; return "works …", "WRONG" if the result is wrong, or "fails: …"."""
     try:
         found = ad.compile(lambda x: (x * x).sum())(np.arange(4.0))
     except Exception as error:  # any error, because this command must report broken installations
         return f"fails: {type(error).__name__}: {error}"
-    return "works" if found.item() == 14.0 else "WRONG"
+    if found.item() != 14.0:
+        return "WRONG"
+    return "works" if has_llvm() else "works by NumPy calls; native code needs llvmlite"
 
 
 def _devices() -> str:

@@ -12,11 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from adjoint.compiler.emit.machine import binding
+from adjoint.compiler.emit.machine import has_llvm
 from adjoint.config import special
 from adjoint.core.lifted import refuse_tracing
 from adjoint.core.user_code import warn
-from adjoint.errors import ArgumentError, ExportError, FileError, InputError, install_command
+from adjoint.errors import (
+    ArgumentError,
+    ExportError,
+    FileError,
+    InputError,
+    MissingExtraError,
+    install_command,
+)
 from adjoint.exports.c_files import header_text
 from adjoint.exports.collect import collect
 from adjoint.exports.library import Library
@@ -114,7 +121,8 @@ def export(
     name = library_name(f, name)
     machine = target_of("wasm32" if target in ("wasm", "webgpu") else triple, level)
     folder = _checked_folder(path)
-    binding()
+    if not has_llvm():
+        raise MissingExtraError("ad.export", "llvmlite", "export")
     rates = Rates(schedules, steps)
     with rates.nonzero():
         collected = collect(f, examples, dict(keywords or {}), level)

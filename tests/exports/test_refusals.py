@@ -13,8 +13,8 @@ pytest.importorskip("llvmlite")
 
 import adjoint as ad
 from adjoint import nn, optim
-from adjoint.errors import ArgumentError, ExportError, FileError, InputError
-from adjoint.exports import targets
+from adjoint.errors import ArgumentError, ExportError, FileError, InputError, MissingExtraError
+from adjoint.exports import api, targets
 
 X = np.linspace(-1.0, 1.0, 6).reshape(2, 3)
 
@@ -184,7 +184,10 @@ def test_paths(tmp_path: Path) -> None:
 
 def test_without_a_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets.shutil, "which", lambda name: None)
-    monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
+    found = targets.importlib.util.find_spec
+    monkeypatch.setattr(
+        targets.importlib.util, "find_spec", lambda name: None if name == "ziglang" else found(name)
+    )
     with pytest.warns(UserWarning, match="export: no linker") as warned:
         made = ad.export(ad.sin, X, path=tmp_path, triple="aarch64-linux")
     assert str(warned[0].message).startswith(
@@ -215,3 +218,14 @@ def test_other_systems(name: str, tmp_path: Path) -> None:
         ]
     )
     assert made.files["static"].read_bytes()[:7] == b"!<arch>"
+
+
+def test_without_llvmlite_the_message_names_the_extra_of_exports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(api, "has_llvm", lambda: False)
+    with pytest.raises(
+        MissingExtraError, match=r"^ad\.export needs llvmlite\.  Install it with: .*'\.\[export\]'"
+    ):
+        ad.export(lambda x: x, 1.0, path=tmp_path)
+    assert not list(tmp_path.iterdir())
