@@ -6,11 +6,6 @@ import numpy as np
 
 from adjoint.testing.cases import Case, array
 
-_POSITIVE = np.array([0.3, 2.0, 24.0, 40.0])
-_WIDE = np.array([-9.0, -1.0, 0.0, 2.0, 6.5])
-_MIDDLE = array(3, low=0.5, high=3, seed=1)
-_SHAPES_AND_TAILS = np.array([0.6, 1.7, 3.0, 2.0]), np.array([0.5, 2.5, 2.0, 15.0])
-
 CASES = [
     *(Case("polygamma", (array(3, low=0.5, high=3),), {"n": n}, f"n{n}") for n in (0, 1, 2)),
     Case("polygamma", (np.array([-0.4, -1.7]),), {"n": 1}, "negative"),
