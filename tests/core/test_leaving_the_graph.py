@@ -15,7 +15,7 @@ import scipy.fft
 import scipy.linalg
 import scipy.optimize
 import scipy.signal
-import scipy.sparse
+import scipy.sparse.linalg
 import scipy.special
 import scipy.stats
 
@@ -49,7 +49,7 @@ LEAKS = {
     "np.pad of an array": lambda x: (np.pad(np.ones(2), 1, constant_values=x[0])).sum(),
     "np.sum of an array": lambda x: np.sum(np.ones(2), initial=x[0]) * x[0],
     "np.select": lambda x: np.select([np.array([True, False])], [np.ones(2)], default=x[0]).sum(),
-    "a sparse matrix": lambda x: (scipy.sparse.eye(2).tocsr() @ x).sum(),
+    "a sparse matrix": lambda x: scipy.sparse.linalg.spsolve(scipy.sparse.eye(2).tocsc(), x).sum(),
     "scipy.linalg": lambda x: scipy.linalg.cholesky(np.eye(2) * x[0]).sum(),
     "scipy.special.logsumexp": lambda x: scipy.special.logsumexp(x) * x[0],
     "scipy.fft": lambda x: ad.real(scipy.fft.fft(x)).sum(),
