@@ -348,7 +348,8 @@ def add(run: Run, parent: Any, gp: Any, zeros: Zeros | None = None) -> None:
             run.wide.add(parent)
         grads[parent] = run.xp.add(before, gp)
     elif parent.dtype.itemsize == 2:
-        grads[parent] = np.add(before, gp, dtype=np.float32)
+        # converted first, as in programs: this decides the memory layout, and so how later sums round
+        grads[parent] = np.add(before.astype(np.float32, copy=False), gp, dtype=np.float32)
         run.wide.add(parent)
     else:
         grads[parent] = total = np.add(before, gp)

@@ -20,7 +20,7 @@ from adjoint import nn
 F = nn.functional
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [BFLOAT16, BFLOAT16, np.dtype(np.float16), np.dtype(np.float32)]
-SHAPES = [(), (1,), (5,), (2, 3), (3, 1), (0, 2)]
+SHAPES = [(), (1,), (5,), (2, 3), (4, 5), (3, 1), (0, 2)]
 
 UNARY: list[Callable[[Any], Any]] = [
     ad.sqrt, ad.exp2, ad.log2, ad.log10, ad.arcsinh, ad.sigmoid, ad.tanh, ad.exp, ad.sin, ad.abs, ad.square,
@@ -31,6 +31,7 @@ UNARY: list[Callable[[Any], Any]] = [
     lambda a: F.softmax(a, axis=-1) if a.ndim else a, lambda a: ad.logsumexp(a) if a.size else a.sum(),
     lambda a: a.astype(np.float32) * 0.7, lambda a: a.astype(ml_dtypes.bfloat16) + 0.3, lambda a: ad.deg2rad(a),
     lambda a: ad.hypot(a, 0.5), lambda a: ad.atan2(0.5, a), lambda a: ad.logaddexp(a, 0.1), lambda a: a.detach() * a,
+    lambda a: a.mean(axis=0) + a if a.size and a.ndim else a, lambda a: a.sum(axis=-1, keepdims=True) - a if a.ndim else a,
     lambda a: ad.var(a) + a if a.size else a, lambda a: F.layer_norm(a, a.shape[-1:]) if a.ndim and a.size else a,
 ]  # fmt: skip
 BINARY: list[Callable[[Any, Any], Any]] = [
@@ -80,6 +81,7 @@ def modes(f: Any) -> list[Callable[..., Any]]:
             ad.vmap(lambda a, b: f(a, b, r))(x, y) if x.ndim and x.shape == y.shape else f(x, y, r)
         ),
         lambda x, y, r: ad.vjp(lambda a, b: f(a, b, r), x, y)[0],
+        ad.grad(lambda x, y, r: f(x, y, r).sum(), argnums=(0, 1)),
     ]
 
 
@@ -102,7 +104,7 @@ def compare(seed: int, backend: str) -> None:
         ad.tensor(draw(shape, dtype), requires_grad=True),
     ]
     f = function(rng, captured)
-    mode = int(rng.integers(6))
+    mode = int(rng.integers(7))
     g = modes(f)[mode]
     compiled = ad.compile(g, backend=backend)
     where = f"seed {seed}, {backend}, mode {mode}, {dtype}, {other}, {shape}"
