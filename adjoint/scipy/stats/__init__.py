@@ -12,7 +12,6 @@ argument and to all parameters.  Other methods, and other names of ``scipy.stats
 
 from typing import Any
 
-from adjoint.hints import add_hints as _add_hints
 from adjoint.scipy.fallback import scipy_only as _scipy_only
 from adjoint.scipy.stats import continuous as _continuous
 from adjoint.scipy.stats import discrete as _discrete
@@ -23,8 +22,6 @@ from adjoint.scipy.stats.multivariate import *
 
 __all__ = [*_continuous.__all__, *_discrete.__all__, *_multivariate.__all__]
 __dir__ = sorted(__all__).copy
-
-_add_hints(__name__)
 
 
 def __getattr__(name: str) -> Any:
