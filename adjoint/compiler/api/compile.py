@@ -42,6 +42,7 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 S = TypeVar("S")
+_TRIED = 4  # programs whose guards are compared natively in a call, for arguments of some shapes
 _PAUSED = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 
 
@@ -188,6 +189,11 @@ class _Callable(Generic[P, R]):
     __call__: Callable[P, R]
 
 
+def _missed(args: Any, kwargs: Any) -> Any:
+    """Return itself, the result of a direct function whose program does not match a call."""
+    return _missed
+
+
 class _Reference:
     """A weak reference to a compiled function, which makes no cycle: it is deleted with its last reference.
 
@@ -225,7 +231,9 @@ class Compiled(Programs, _Callable[P, R]):
         super().__init__(f, Parameters(f, static), backend, limit, flush, level)
         self._options = static, backend, limit, flush, level, device
         self._target = None if device == "cpu" else target_of(device)
-        self._table: dict[Any, Callable[..., Any]] = {}  # direct functions by the shapes of their arguments
+        # the programs that ran last with arguments of some shapes, by these; with each a function that
+        # returns ``_missed`` if the program does not match, or None while it is the only program
+        self._table: dict[Any, list[tuple[Variant, Any]]] = {}
         self._lock = held_across_fork(threading.RLock())
         me = _Reference(self)
         self._owner = Owner(
@@ -251,25 +259,26 @@ class Compiled(Programs, _Callable[P, R]):
 
         self.__call__ = self._slow = call
 
-    def _enter(
-        self, direct: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Make the next calls with arguments of these shapes run ``direct``, which runs a program.
+    def _enter(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the next calls with arguments of these shapes run a program whose guards have been checked.
 
-        If it is None, they take the general path.
+        They try the programs that ran with these shapes before, too.
         """
         table, shapes, slow = self._table, shapes_of(args, kwargs), self._slow
-        if direct is None:
-            table.pop(shapes, None)
-        else:
-            table[shapes] = direct
-        if len(table) < 2:
-            self._direct = direct = next(iter(table.values()), None)
-            self.__call__ = direct or slow
+        direct = variant.make_direct(self._owner)
+        if all(key == shapes and len(found) < 2 and found[0][0] is variant for key, found in table.items()):
+            table[shapes] = [(variant, None)]
+            self._direct, self.__call__ = direct, direct or slow
             return
+        others = [each for each in table.get(shapes, ()) if each[0] is not variant and each[1] is not None]
+        tried = variant.checked(self._owner._replace(general=_missed)) if direct is not None else None
+        table[shapes] = [(variant, tried), *others[: _TRIED - 1]]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return table.get(shapes_of(args, kwargs), slow)(*args, **kwargs)
+            for _, each in table.get(shapes_of(args, kwargs), ()):
+                if each is not None and (found := each(*args, **kwargs)) is not _missed:
+                    return found
+            return slow(*args, **kwargs)
 
         self._direct, self.__call__ = direct, call
 
@@ -343,8 +352,8 @@ class Compiled(Programs, _Callable[P, R]):
             return None
         with self._lock:
             call = self._of(args, kwargs)
-            last = self._variants[0] if self._variants else None
-            return last.explained(call) if last is not None and last.key == call.key else None
+            last = self._known(call)
+            return None if last is None else last.explained(call)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> tuple[Any, bool]:
         """Return the result of a call, and whether tensors in it must be converted to NumPy arrays.
@@ -355,8 +364,9 @@ class Compiled(Programs, _Callable[P, R]):
         if not kwargs and mode is True:
             for n, v in enumerate(self._variants):
                 if v.flat and len(args) == v.direct and v.fits(*args) and v.holds(*args):
-                    if n == 0 or shapes_of(args, kwargs) not in self._table:
-                        self._enter(v.make_direct(self._owner), args, kwargs)
+                    known = self._table.get(shapes_of(args, kwargs), ())
+                    if n == 0 or all(each is not v or tried is None for each, tried in known):
+                        self._enter(v, args, kwargs)
                     self._variants.insert(0, self._variants.pop(n))
                     return v.run_direct(args), v.plain
 
@@ -371,7 +381,7 @@ class Compiled(Programs, _Callable[P, R]):
             both = run_both(variant, call, lambda: self._on_tensors(*args, **kwargs))
             return both, variant.plain
         if variant.direct >= 0 and not variant.flat and variant is self._variants[0]:
-            self._enter(variant.make_direct(self._owner), args, kwargs)
+            self._enter(variant, args, kwargs)
         return variant.run(call), variant.plain
 
     def _itself(self, *args: Any, **kwargs: Any) -> Any:

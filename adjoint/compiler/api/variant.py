@@ -271,11 +271,14 @@ class Variant(Captured):
         """
         if self.waits or special.count:
             return None
-        watch = self.watch
-        if watch is not None:
-            watch.renew()
-            watch = watch if watch.is_on() else None
-        key = transform.get(), None if watch is None else watch.asks
+        if self.watch is not None:
+            self.watch.renew()
+        return self.checked(owner)
+
+    def checked(self, owner: Owner) -> Callable[..., Any]:
+        """Return the function of ``make_direct``, which compares with the state of the last check."""
+        watch = None if self.watch is None or not self.watch.is_on() else self.watch
+        key = transform.get(), None if watch is None else watch.asks, owner.general
         if key not in self.directs:
             self.directs[key] = make_direct(self, watch, owner)
         return self.directs[key]
