@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_models import MODELS, distance, train
+from random_programs import arrays, program
 
 import adjoint as ad
 from adjoint import nn, optim
@@ -153,6 +154,29 @@ def test_dtypes_numbers_and_empty_arrays(page: Any, tmp_path: Path) -> None:
         for k in b:
             np.testing.assert_allclose(np.asarray(a[k], b[k].dtype), b[k], rtol=1e-6, err_msg=k)
     assert count.tolist() == [-4, -4] and seen.tolist() == [True, False, False]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(k, marks=pytest.mark.soak) for k in range(3, 60))]
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_random_programs(page: Any, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random_programs.number", lambda x: x if x.dtype.kind == "f" else x.astype("f4"))
+    rng = np.random.default_rng(seed)
+    given = [np.nan_to_num(a.astype("f4") if a.dtype == np.float64 else a) for a in arrays(rng, 4)]
+    drawn = program(rng, 10)
+
+    def f(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return [v * 1 for v in drawn(a, b, c, d)]
+
+    library = export(f, *given, path=tmp_path)
+    wanted = ad.compile(f, backend="replay")(*map(ad.tensor, given))
+    for found in run(page, library, [dict(zip(library.arguments, given, strict=True))] * 2)[0]:
+        for x, y in zip(found.values(), wanted, strict=True):
+            a, b = np.ravel(np.asarray(x, float)), np.ravel(y.detach().numpy().astype(float))
+            size = np.abs(b[np.isfinite(b)]).max(initial=1.0)
+            np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2 * size)
 
 
 @pytest.mark.browser
