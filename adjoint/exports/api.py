@@ -298,9 +298,15 @@ class Export:
         data = found[start:]
         if found[digits].decode("ascii", "replace") != form.checksum(data):
             raise FileError(f"{os.fspath(path)} is damaged: its data does not match its checksum.")
-        for (at, _, count), part in zip(form.places, parts, strict=True):
-            value = np.frombuffer(data[at : at + count], part.value.dtype)
-            part.write(value.reshape(part.value.shape).copy())
+        given = [np.frombuffer(data[at : at + count], np.uint8) for at, _, count in form.places]
+        before = [np.array(p.read(), p.value.dtype) for p in parts]
+        try:
+            for part, value in zip(parts, given, strict=True):
+                part.write(value.view(part.value.dtype).reshape(part.value.shape).copy())
+        except Exception as error:  # of an optimiser or a generator: a value that it does not have
+            for part, old in zip(parts, before, strict=True):
+                part.write(old)
+            raise FileError(f"{os.fspath(path)} has a value that cannot be set: {error}") from error
 
 
 def _put(path: Path, data: bytes) -> None:

@@ -271,6 +271,33 @@ def test_states_go_to_python_and_back(tmp_path: Path) -> None:
         state.get("nonsense")
 
 
+def test_states_with_values_that_python_does_not_have(tmp_path: Path) -> None:
+    """A program in C can set any bits; then nothing is loaded."""
+    w, g = ad.tensor([1.0, 2.0], requires_grad=True), ad.random.default_rng(0)
+    optimizer = optim.Adam([w], lr=0.1)
+
+    def step(x: Any) -> None:
+        optimizer.zero_grad()
+        (w * x * g.random(2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    made = ad.export(step, np.ones(2), path=tmp_path)
+    c = linked(made)
+    state, saved, file = c.state(), np.zeros(c.saved_size(), np.uint8), tmp_path / "state"
+    assert c.call(state, [np.ones(2)], []) == 0
+    part = next(p for p in made._library.calling.order if p.name == "generator")
+    at = part.offset + 10 * 8  # the position in its buffer
+    state[at : at + 8] = np.array([2**63], np.uint64).view(np.uint8)
+    assert c.save(state.ctypes.data, saved.ctypes.data, saved.size) == 0
+    file.write_bytes(saved.tobytes())
+    before = [p.read().tobytes() for p in made._library.calling.order]
+    with pytest.raises(FileError, match="state has a value that cannot be set: "):
+        made.load(file)
+    assert [p.read().tobytes() for p in made._library.calling.order] == before
+    assert w.tolist() == [1.0, 2.0] and optimizer.step_count == 0
+
+
 def test_checksums(tmp_path: Path) -> None:
     """The checksum of Python is that of libraries, for data of all lengths; each changed bit changes it."""
     rng = np.random.default_rng(0)

@@ -169,7 +169,8 @@ class Primitives:
             raise NotNative("linear algebra on complex matrices has no native form")
         allowed = self.graph.sizes.lapack
         if is_large(operands[0].shape[-1], columns) and (not allowed or address_of("dpotrf") is None):
-            raise NotNative("linear algebra on large matrices has no native form without SciPy")
+            missing = "SciPy" if allowed else "LAPACK"
+            raise NotNative(f"linear algebra on large matrices has no native form without {missing}")
         if not all((*shape, columns)):
             raise NotNative("an empty matrix has no native form")
         args = tuple([self.graph.copied(self.cast(a, dtype)) for a in operands])
