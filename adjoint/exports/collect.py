@@ -252,8 +252,8 @@ class _Collector:
         return self.known[key]
 
     def _name(self, t: Any) -> str:
-        found = self.variant._tensor_name(t, "tensor").rpartition(": ")[2]
-        return re.sub(r"[^A-Za-z0-9_.]+", ".", found).strip(".") or "tensor"
+        found = self.variant._tensor_name(t, "tensor").rpartition(": ")[2].rpartition("<locals>.")[2]
+        return re.sub(r"[^A-Za-z0-9_]+", ".", found).strip(".") or "tensor"
 
     def _tensor(self, t: Any) -> int:
         data = self.trace.held[id(t)].data if id(t) in self.trace.held else t._data

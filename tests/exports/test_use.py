@@ -141,6 +141,14 @@ def test_names_of_parts(tmp_path: Path) -> None:
     made = ad.export(lambda x: (x + ё) * __metadata__, np.ones(1), path=tmp_path, name="f")
     assert [*made.parts] == ["tensor", "__metadata___2"]
 
+    class Model:
+        w = ad.tensor([1.0])
+
+        def __call__(self, x: Any) -> Any:
+            return self.w * x
+
+    assert [*ad.export(Model(), np.ones(1), path=tmp_path).parts] == ["Model.w"]
+
 
 def test_generators_of_damaged_states(tmp_path: Path) -> None:
     """Positions outside of the buffer are not read: the address sanitizer would see it."""
