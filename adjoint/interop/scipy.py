@@ -171,7 +171,24 @@ def root(
         options["options"] = own if options.get("tol") is not None else {**_KRYLOV, **own}
     elif method in ("hybr", "lm"):
         options["jac"] = given.jacobian
-    return given.restored(optimize.root(given.values, given.start, method=method, **options))
+
+    def values(x: Any) -> Any:
+        found = given.values(x)
+        _check_equations(given, found.size, method == "lm")
+        return found
+
+    return given.restored(optimize.root(values, given.start, method=method, **options))
+
+
+def _check_equations(given: _Vectors, count: int, more: bool = False) -> None:
+    """Raise unless there are as many equations as unknowns, or more, if ``more`` is true."""
+    unknowns = given.start.size
+    if count < unknowns or (count > unknowns and not more):
+        f = "the function" if isinstance(given.f, Programs) else name_of(given.f)
+        raise ShapeError(
+            f"root: {f} must return as many numbers as x0 has, {unknowns}, but returned {count}.\n"
+            "  Use least_squares for a system with more or fewer equations than unknowns."
+        )
 
 
 @_solver_doc
@@ -197,6 +214,12 @@ def least_squares(
     optimize = _optimize("least_squares")
     given = _Vectors("least_squares", f, x0, args)
     _refuse_derivatives("least_squares", options, "jac")
+    for name, least in (("method", "'trf' or 'dogbox'"), ("tr_solver", "'lsmr'")):
+        if sparse and options.get(name) in ("lm", "exact"):
+            raise ArgumentError(
+                f"least_squares: {name}={options[name]!r} does not use a sparse Jacobian.\n"
+                f"  Use {least} with sparse=True, or sparse=False."
+            )
     matrix = given.sparse_jacobian if sparse else given.jacobian
     return given.restored(optimize.least_squares(given.values, given.start, jac=matrix, **options))
 
@@ -211,8 +234,10 @@ def _factors(given: _Vectors) -> Any:
         solve: Callable[[Any], Any]
 
         def update(self, x: Any, _: Any) -> None:
+            matrix = given.sparse_jacobian(x).tocsc()
+            _check_equations(given, matrix.shape[0])
             with contextlib.suppress(RuntimeError):  # singular
-                self.solve = splu(given.sparse_jacobian(x).tocsc()).solve
+                self.solve = splu(matrix).solve
 
         def _matvec(self, v: Any) -> Any:
             return self.solve(v)

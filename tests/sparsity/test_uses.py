@@ -140,6 +140,30 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ad.errors.ArgumentError, match=message):
         ad.scipy.optimize.root(residual, X, method="lm", sparse=True)
 
+    for name, value, use in [("method", "lm", "'trf' or 'dogbox'"), ("tr_solver", "exact", "'lsmr'")]:
+        message = (
+            f"least_squares: {name}='{value}' does not use a sparse Jacobian.\n  Use {use} with sparse=T"
+        )
+        with pytest.raises(ad.errors.ArgumentError, match=message):
+            ad.scipy.optimize.least_squares(residual, X, sparse=True, **{name: value})
+
+
+@pytest.mark.parametrize("options", [{"sparse": True}, {}, {"method": "krylov"}, {"method": "lm"}])
+@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_roots_of_systems_that_are_not_square(options: Any, count: int, compiled: bool) -> None:
+    def equations(x: Any) -> Any:
+        return ad.concat([x, x])[:count] ** 2 - 1
+
+    find = lambda x: ad.scipy.optimize.root(equations, x, **options).x
+    find = ad.compile(find) if compiled else find
+    if count == 5 and "lm" in options.values():
+        np.testing.assert_allclose(np.asarray(find(np.full(4, 0.5))), 1, rtol=1e-7)
+        return
+    message = "root: .* must return as many numbers as x0 has, 4, but returned .*\n  Use least_squares"
+    with pytest.raises(ad.errors.ShapeError, match=message):
+        find(np.full(4, 0.5))
+
 
 def test_root_where_the_jacobian_is_singular_at_first() -> None:
     found = ad.scipy.optimize.root(lambda x: x**2 - 1 + x, np.full(3, -0.5), sparse=True)
