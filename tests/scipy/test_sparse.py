@@ -71,6 +71,39 @@ def test_products():
     close(S.csr_array(many) @ np.ones(200), many @ np.ones(200))
 
 
+def test_products_with_transposed_matrices():
+    of = lambda d: S.coo_array((d, (I, J)), shape=(4, 5))
+    dense = ss.coo_array((DATA, (I, J)), shape=(4, 5)).toarray()
+
+    def written(d, x):
+        a = of(d) * 1.0
+        t = a.T
+        a.data[0] = 9.0
+        return t @ x
+
+    def replaced(d, x):
+        t = of(d).T
+        t.data = 2 * t.data
+        return t @ x
+
+    for x in (B, X):
+        for run in (lambda f: f, ad.compile):
+            close(run(lambda d, x: of(d).T @ x)(DATA, x), dense.T @ x)
+            close(run(lambda d, x: of(d).T.T @ (of(d).T @ x))(DATA, x), dense @ (dense.T @ x))
+            close(run(written)(DATA, x), dense.T @ x)
+            close(run(replaced)(DATA, x), 2 * dense.T @ x)
+
+    def loss(d, x):
+        with ad.no_grad():
+            t = of(d).T
+        return (t @ x).sum()
+
+    for run in (lambda f: f, ad.compile):
+        close(run(ad.grad(loss))(DATA, B), np.zeros(8))
+    t = of(ad.tensor(DATA, requires_grad=True)).T
+    close(ad.gradients((t @ ad.tensor(B)).sum(), [t.data])[0], B[t.pattern.cols])
+
+
 SOLVERS = {
     "spsolve": (lambda a, b: L.spsolve(a, b), A),
     "cg": (lambda a, b: L.cg(a, b, rtol=1e-13)[0], SPD),

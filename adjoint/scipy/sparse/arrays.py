@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adjoint.config import grad_mode
 from adjoint.core.conversion import check_conversion
 from adjoint.core.convert import asarray
 from adjoint.core.docstrings import SharedDoc
@@ -71,12 +72,13 @@ class SparseArray(MatrixRole):
         if (np.diff(order) != 1).any():
             values, i, j = values[order], i[order], j[order]
         self.data, self.pattern = values, Pattern(i, j, (int(m), int(n)))
+        self._turned: Any = None
 
     @classmethod
     def of(cls, data: Tensor, pattern: Pattern) -> SparseArray:
         """Return the matrix with these elements, in the order of a pattern."""
         found = cls.__new__(cls)
-        found.data, found.pattern = data, pattern
+        found.data, found.pattern, found._turned = data, pattern, None
         return found
 
     @property
@@ -97,8 +99,23 @@ class SparseArray(MatrixRole):
     @property
     def T(self) -> SparseArray:  # noqa: N802 (NumPy's name)
         """The transposed matrix."""
-        other = self.pattern.T
-        return SparseArray.of(self.pattern.reordered(rec, self.data), other)
+        found = SparseArray.of(self.pattern.reordered(rec, self.data), self.pattern.T)
+        if grad_mode.get():  # without it, the copy has fewer derivatives
+            found._turned = [(t, t._version) for t in (found.data, self.data)]
+        return found
+
+    def _elements(self) -> tuple[Tensor, Any, Any]:
+        """Return the elements with their rows and columns.
+
+        Those of a transposed matrix are in the order of the matrix, so that a compiled program does not copy
+        them, unless either was written to since, or gradients of the copy can be asked for.
+        """
+        p = self.pattern
+        if self._turned and all(t._version == n and not t.requires_grad for t, n in self._turned):
+            (own, _), (before, _) = self._turned
+            if own is self.data:
+                return before, p.T.cols, p.T.rows
+        return self.data, p.rows, p.cols
 
     def constant(self) -> Any:
         """Return the matrix as a SciPy matrix, or None if its elements require grad or are traced."""
@@ -177,8 +194,9 @@ class SparseArray(MatrixRole):
         if held is not None:
             y = rec.apply_operator(columns, operator=Operator(held))
         else:
-            parts = self.data[:, None] * rec.take(columns, asarray(self.pattern.cols), axis=-2)
-            y = rec.untake(parts, asarray(self.pattern.rows), axis=-2, length=self.shape[0])
+            data, rows, cols = self._elements()
+            parts = data[:, None] * rec.take(columns, asarray(cols), axis=-2)
+            y = rec.untake(parts, asarray(rows), axis=-2, length=self.shape[0])
         return y[:, 0] if x.ndim == 1 else y
 
     dot = __matmul__
