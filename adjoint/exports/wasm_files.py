@@ -61,6 +61,8 @@ def types_text(library: Library) -> str:
         array, number = ARRAYS[item.dtype.name], one(item.dtype)
         if item.dtype.name.endswith("float16"):  # as bits
             return array
+        if item.dtype == bool:
+            number = "(boolean | number)"
         return f"{array} | {number}[]{'' if item.shape else f' | {number}'}"
 
     arguments = "".join(f"{_shape(i)}  {i.name}: {given(i)};\n" for i in made.arguments)

@@ -218,26 +218,28 @@ def test_lists_in_javascript(tmp_path: Path) -> None:
     """Elements that an array cannot hold are errors; nested lists and booleans are not."""
     if shutil.which("node") is None:
         pytest.skip("needs node")
-    examples = (np.ones((1, 2), "f"), np.ones(2, "i1"), np.ones(2, "i8"), np.ones(2, "e"), np.ones(2, bool))
+    examples = [np.ones((1, 2), "f"), np.ones(2, "i1"), np.ones(2, "i8"), np.ones(2, "e"), np.ones(2, bool)]
     made = ad.export(
-        lambda x, i, n, h, b: (x * 2, i + 1, n + 1, h * 2, ~b), *examples, path=tmp_path, name="f", target="wasm"
+        lambda x, i, n, h, b, c: (x * 2, i + 1, n + 1, h * 2, ~b, ~c), *examples, np.ones((), bool),
+        path=tmp_path, name="f", target="wasm",
     )  # fmt: skip
     types = made.files["types"].read_text()
     assert "  n: BigInt64Array | bigint[];" in types and "  h: Uint16Array;" in types
+    assert "  c: Uint8Array | (boolean | number)[] | (boolean | number);" in types
     program = tmp_path / "program.mjs"
     program.write_text("""
 import { create } from "./f.mjs";
 const state = await create();
-const good = { x: [[1.5, 2]], i: [-128, 3], n: [5n, 7], h: new Uint16Array([0x3c00, 0]), b: [true, 0] };
+const good = { x: [[1.5, 2]], i: [-128, 3], n: [5n, 7], h: new Uint16Array([0x3c00, 0]), b: [true, 0], c: false };
 const found = state.run(good);
-console.log([...found.result_0].join(), [...found.result_1].join(), [...found.result_2].join(), [...found.result_3].join(), [...found.result_4].join());
+console.log([...found.result_0].join(), [...found.result_1].join(), [...found.result_2].join(), [...found.result_3].join(), [...found.result_4].join(), found.result_5);
 for (const [name, value] of [["x", ["1", 2]], ["x", [1, null]], ["i", [1, 300]], ["i", [1.5, 0]], ["i", [0, NaN]], ["n", [1, 2.5]], ["n", [2n ** 64n, 0]], ["h", [1, 0.5]]]) {
   try { state.run({ ...good, [name]: value }); console.log("no error"); } catch (error) { console.log(error.message); }
 }
 """)
     done = subprocess.run(["node", program], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines() == [
-        "3,4 -127,4 6,8 16384,0 0,1",
+        "3,4 -127,4 6,8 16384,0 0,1 1",
         "f: x must have elements of float32, but element 0 is 1",
         "f: x must have elements of float32, but element 1 is null",
         "f: i must have elements of int8, but element 1 is 300",

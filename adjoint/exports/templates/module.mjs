@@ -126,7 +126,7 @@ function listed(name, values, { array, dtype }) {
 function checked(name, value, form) {
   const { array, shape } = form, kind = arrays[array], size = elements(shape);
   if (value === undefined) throw new TypeError(`@NAME@: ${name} is missing`);
-  if (typeof value === "number" || typeof value === "bigint") value = [value];
+  if (["number", "bigint", "boolean"].includes(typeof value)) value = [value];
   if (Array.isArray(value)) value = listed(name, value.flat(Infinity), form);
   if (!(value instanceof kind)) throw new TypeError(`@NAME@: ${name} must be a ${array}`);
   if (value.length !== size) throw new RangeError(`@NAME@: ${name} must have ${size} elements (${shape.join(" x ") || "one number"}), but has ${value.length}`);
