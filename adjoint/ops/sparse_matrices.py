@@ -7,7 +7,6 @@ the operator is a parameter of the ops.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -106,7 +105,9 @@ class Pattern:
         """Return a SciPy array in CSR format with the elements ``data``; SciPy has none of half precision."""
         if data.dtype.itemsize == 2 and data.dtype.kind in "fV":
             data = data.astype(np.float32)
-        found = copy.copy(self.checked)
+        kind: Any = type(self.checked)
+        found = kind.__new__(kind)  # faster than copy.copy
+        found.__dict__.update(self.checked.__dict__)
         found.data, found.indices, found.indptr = data, self.indices.copy(), self.indptr.copy()
         return found
 

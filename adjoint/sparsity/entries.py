@@ -55,6 +55,7 @@ class _Reader:
         self.places: dict[bytes, Array] = {}  # equal ones are one array
         self.values: dict[int, Any] = {}  # of the tuples, by id
         self.zeros: dict[int, Any] = {}  # which of their elements are zero, by id
+        self.choices: dict[bytes, Any] = {}  # booleans, by their elements
         self.gathers = self.work = self.depth = 0
         self.stored: dict[int, int] = {}  # the sizes of values that need not be stored, by id
 
@@ -97,7 +98,11 @@ class _Reader:
             return None
         self.work += places.size
         self.stored[value.id] = value.size
-        return "op", i, [self._operand(a, value.shape, places) for a in i.args]
+        operands = [self._operand(a, value.shape, places) for a in i.args]
+        single = [a[0] == "whole" or (a[0] == "gather" and a[1].size == 1) for a in operands]
+        if not all(single):  # otherwise the result would have one element, too
+            operands = [("whole", a[1]) if one else a for a, one in zip(operands, single, strict=True)]
+        return "op", i, operands
 
     def _operand(self, a: Any, shape: tuple[int, ...], places: Array) -> Any:
         """Return an operand of an elementwise op whose result has this shape."""
@@ -199,7 +204,10 @@ class _Reader:
             return self.gathered(first, rest[0])
         if kind == "masked":
             value = self.emitted(rest[0])
-            return emit(OPS["where"], (first, value, np.zeros((), value.dtype)), {})
+            zero = np.zeros((), value.dtype)
+            if value.id in self.trace.folded:  # a constant
+                return emit(OPS["where"], (first, value, zero), {})
+            return self._choice(first, value, zero)
         if kind == "sums":
             count, terms = rest[0], self.emitted(rest[1])
             return emit(OPS["unindex"], (terms,), {"key": (first,), "shape": (count,)})
@@ -227,4 +235,13 @@ class _Reader:
         if (others != others[:1]).any():
             return value
         one, other = (np.asarray(array[np.argmax(chosen)]) for chosen in (first, ~first))
-        return self.trace.emit(OPS["where"], (self.trace.constant(first), one, other), {})
+        return self._choice(first, one, other)
+
+    def _choice(self, mask: Array, one: Any, other: Any) -> Any:
+        """Return ``one`` where the mask is true, else ``other``; equal or opposite masks are one array."""
+        if not mask[0]:
+            mask, one, other = ~mask, other, one
+        key = mask.tobytes()
+        if key not in self.choices:
+            self.choices[key] = self.trace.constant(mask)
+        return self.trace.emit(OPS["where"], (self.choices[key], one, other), {})

@@ -143,3 +143,14 @@ def test_inside_compiled_functions_products_are_not_stored() -> None:
             compiled(X)
         text = str(compiled.explain())
         assert "unindex" not in text and text.count("loop") <= 3
+
+
+def test_masks_and_numbers_are_read_once() -> None:
+    """Equal and opposite masks are one array, and numbers that broadcast are not gathered."""
+    h = ad.compile(ad.hessian(chained, sparse=True))
+    found = h(X)
+    np.testing.assert_array_equal(found.toarray(), ad.hessian(chained, sparse=True)(X).toarray())
+    lines = str(h.program(X)).splitlines()
+    masks = [line for line in lines if ": bool[34]" in line and "<- array" in line]
+    gathered = [line for line in lines if "= index(" in line and "float64[34]" in line]
+    assert len(masks) <= 6 and len(gathered) == 3, (masks, gathered)
