@@ -12,6 +12,7 @@ import numpy as np
 from adjoint.core.define import define
 from adjoint.core.infer import Result, real_dtype
 from adjoint.core.namespace import Namespace, Value, rec
+from adjoint.core.native import Primitives, View
 from adjoint.core.tensor import Tensor
 from adjoint.errors import ArgumentError
 from adjoint.ops.gauge import (
@@ -120,10 +121,16 @@ def _eigh_shape(x: Any, *lengths: Any, **_: Any) -> Result:
     return (*_eigvalsh_shape(x, *lengths), (x.shape, x.dtype))
 
 
+def _native_eigh(xp: Primitives, x: View, lower: bool) -> tuple[View, View]:
+    n = x.shape[-1]
+    found = xp.matrix("eigh", [x], (*x.shape[:-2], n + 1, n), lower)
+    return found[..., 0, :], xp.matrix_transpose(found[..., 1:, :])
+
+
 define("eigh", _eigh, _eigh_rule, saves=("out", "x"), kind="general", outputs=2, params=("lower",), jvp=_eigh_jvp,
-       holomorphic=False, batch="leading", shape=matrix_shape(_eigh_shape), reference="numpy", doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(_eigh_shape), reference="numpy", lower=_native_eigh, doc="The eigenvalues and eigenvectors of Hermitian matrices.")  # fmt: skip
 define("eigvalsh", _eigvalsh, _eigvalsh_rule, saves="x", kind="general", params=("lower",), holomorphic=False,
-       batch="leading", shape=matrix_shape(_eigvalsh_shape), reference="numpy", doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
+       batch="leading", shape=matrix_shape(_eigvalsh_shape), reference="numpy", lower=lambda xp, x, lower: xp.matrix("eigvalsh", [x], x.shape[:-1], lower), doc="The eigenvalues of Hermitian matrices.")  # fmt: skip
 
 
 # Triangles: Cholesky and QR ---------------------------------------------------------------------
@@ -227,10 +234,17 @@ def _qr_shape(x: Array, lead: Array, m: int, n: int, mode: str) -> Result:
     return ((*lead, m, k), x.dtype), ((*lead, k, n), x.dtype)
 
 
+def _native_qr(xp: Primitives, x: View, mode: str) -> tuple[View, View]:
+    m, n = x.shape[-2:]
+    k = m if mode == "complete" else min(m, n)
+    found = xp.matrix("qr", [x], (*x.shape[:-2], k + n, m), k)
+    return xp.matrix_transpose(found[..., :k, :]), xp.matrix_transpose(found[..., k:, :k])
+
+
 define("cholesky", _cholesky, _cholesky_rule, saves="yx", kind="general", params=("upper",), holomorphic=False,
        batch="leading", shape=matrix_shape(lambda x, *_, upper: ((x.shape, x.dtype),)), reference="numpy.linalg:cholesky", lower=lambda xp, x, upper: xp.matrix("cholesky", [x], x.shape, upper), doc="The Cholesky factor: the lower triangular matrix l with l lᴴ = x.")  # fmt: skip
 define("qr", _qr, _qr_rule, saves=("out",), kind="general", outputs=2, params=("mode",), jvp=_qr_jvp,
-       holomorphic=False, batch="leading", shape=matrix_shape(_qr_shape, square=False), reference="numpy.linalg:qr", doc="An orthogonal and an upper triangular factor of matrices.")  # fmt: skip
+       holomorphic=False, batch="leading", shape=matrix_shape(_qr_shape, square=False), reference="numpy.linalg:qr", lower=_native_qr, doc="An orthogonal and an upper triangular factor of matrices.")  # fmt: skip
 
 
 # Public functions -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 from adjoint.core.batching import Batched, elementwise, full_batch
 from adjoint.core.define import define
 from adjoint.core.namespace import Namespace, Value
+from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.op import Op
 from adjoint.errors import LinAlgError
 from adjoint.ops.matrices import adjoint_of
@@ -139,9 +140,24 @@ def _gauge_quotient_batch(op: Op, size: int, /, x: Batched, *scales: Array, **pa
     return elementwise(op, size, Batched(x.level, size, full_batch(x, size), True), *scales, **params)
 
 
+def _native_quotient(
+    xp: Primitives, x: View, y: View, size: View, span: View, op: str, why: str, order: int
+) -> View:
+    """Return the quotients of first derivatives; where the op raises, a check makes NumPy run the program."""
+    if order > 1 or x.dtype.kind != "f" or not x.size:
+        raise NotNative("gauge_quotient of a higher order has no native form")
+    rounding = float(np.finfo(x.dtype).eps) * x.shape[-1]
+    tiny = xp.abs(y) <= 10 * rounding * span
+    y = xp.where(tiny, 1, y)
+    worst = xp.max(xp.where(tiny, 1, xp.abs(span / y)), axis=(-2, -1), keepdims=True)
+    wrong = xp.logical_and(tiny, xp.abs(x) > 100 * rounding * size * xp.maximum(worst, 1))
+    xp.graph.checks.append(xp.any(xp.flat(xp.graph.copied(wrong)), axis=(0,), keepdims=False))
+    return xp.where(tiny, 0, x / y)
+
+
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "size", "span"),
        kind="general", params=("op", "why", "order"), jvp=_quotient_jvp,
-       batch=_gauge_quotient_batch, reference="formula", doc="x / y, defined as 0 where both are 0; an error where only y is 0.")  # fmt: skip
+       batch=_gauge_quotient_batch, reference="formula", lower=_native_quotient, doc="x / y, defined as 0 where both are 0; an error where only y is 0.")  # fmt: skip
 
 
 def skew(xp: Namespace, x: Value) -> Any:
@@ -230,7 +246,7 @@ def _spectral_jvp(xp: Namespace, t: Value, z: Value, x: Value, s: Value, u: Valu
 
 define("spectral_sum", _spectral_sum, _spectral_dx, None, _spectral_du, _spectral_dv, saves=("x", "s", "u", "vh"),
        kind="general", params=("op",), holomorphic=False, batch="leading", jvp=_spectral_jvp,
-       reference="formula", doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip
+       reference="formula", lower=lambda xp, x, s, u, vh, op: xp.matmul(u * x[..., None, :], vh), doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip
 
 
 def turned_vectors(xp: Namespace, inner: Value, gaps: Value, span: Value, op: str) -> Any:

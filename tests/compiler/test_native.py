@@ -42,7 +42,7 @@ def test_auto_is_replay_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_programs_without_kernels_stay_replay() -> None:
-    f = ad.compile(lambda x: ad.linalg.eigvalsh(x))
+    f = ad.compile(lambda x: ad.linalg.svdvals(x))
     for _ in range(3):
         f(np.eye(3))
     assert f._variants[0].native is None

@@ -12,6 +12,7 @@ from random_programs import arrays, program
 import adjoint as ad
 from adjoint import tree
 from adjoint.compiler.lower.lower import Lowered
+from adjoint.compiler.lower.target import CPU
 from adjoint.core.op import OPS
 from adjoint.core.tensor import Tensor, wrap
 from adjoint.errors import DeviceError
@@ -84,11 +85,11 @@ def waves(like: Any, phase: float) -> Any:
 
 
 def is_native_on_cpu(f: Any, given: Any) -> bool:
-    """Return whether native code runs all of a function without a call of NumPy."""
+    """Return whether native code runs all of a function without a call of NumPy or LAPACK."""
     compiled = ad.compile(f, backend="replay")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return not Lowered(compiled._shown(tuple(given), {}).program).reasons
+        return not Lowered(compiled._shown(tuple(given), {}).program, CPU._replace(lapack=False)).reasons
 
 
 def missing_ops() -> list[str]:

@@ -1,4 +1,4 @@
-"""Kernels of linear algebra on large matrices: they call BLAS and LAPACK.
+"""Kernels of linear algebra that call BLAS and LAPACK: large matrices, eigenvalues and QR.
 
 LAPACK stores matrices column by column, so it reads a row-major matrix as its transpose.  A matrix for which
 LAPACK reports an error gives NaN; a check in the graph then makes NumPy run the program, and raise the error.
@@ -18,13 +18,17 @@ from adjoint.compiler.emit.values import Value, element_of
 from adjoint.compiler.emit.writer import Writer
 from adjoint.compiler.lower.graph import Primitive
 from adjoint.compiler.lower.lapack import address_of
+from adjoint.compiler.lower.primitives import ALWAYS_LAPACK
 from adjoint.compiler.schedule.kernel import Address, Kernel
 
 __all__ = ["lapack_kernel"]
 
+_BLOCK = 64  # columns: LAPACK works on blocks of at most as many
+
 # The functions that each routine calls, without the letter of the type.
 _CALLED = {
     "cholesky": ("potrf",), "triangular": ("trsm", "trsv"), "solve": ("getrf", "trsm"), "pivots": ("getrf",),
+    "eigh": ("syevd",), "eigvalsh": ("syevd",), "qr": ("geqrf", "orgqr"),
 }  # fmt: skip
 
 
@@ -32,7 +36,7 @@ def lapack_kernel(machine: Machine, node: Primitive) -> tuple[Kernel, int]:
     """Return the kernel of a "matrix" node, as ``matrix_kernel``, and its bytes of workspace."""
     routine, *options = node.params
     made = _Calls(machine, node)
-    w, batch = made.w, math.prod(node.shape[: -1 if routine == "pivots" else -2])
+    w, batch = made.w, math.prod(node.args[0].shape[:-2])
     write: Callable[..., None] = getattr(made, f"_{routine}")
     given = [w.slot(k) for k in range(len(node.args) + 1)]
     sizes = [math.prod(a.shape[-2:]) for a in node.args] + [node.size // batch]
@@ -44,7 +48,7 @@ def lapack_kernel(machine: Machine, node: Primitive) -> tuple[Kernel, int]:
     slots = [Address(x, 0) for x in (*(a.node for a in node.args), node)]
     slots += [Address(made.addresses, 0), Address(None, 0)]
     # BLAS has threads of its own
-    return Kernel(w.kernel(), slots, batch, batch, 0.5 * batch * made.n**2 * made.width), made.space
+    return Kernel(w.kernel(), slots, batch, batch, 0.5 * batch * made.rows * made.n * made.width), made.space
 
 
 class _Calls:
@@ -53,18 +57,32 @@ class _Calls:
     def __init__(self, machine: Machine, node: Primitive) -> None:
         self.w = Writer(machine)
         self.element, self.size = element_of(node.dtype), node.dtype.itemsize
-        self.n = node.args[0].shape[-1]
+        self.rows, self.n = node.args[0].shape[-2:]
         self.columns = node.shape[-1]
+        routine = node.params[0]
         self.width = self.n + (self.columns if len(node.args) > 1 else 0)
+        self.width *= 8 if routine in ALWAYS_LAPACK else 1
         self.letter = "d" if self.size == 8 else "s"
-        self.names = _CALLED[node.params[0]]
+        self.names = _CALLED[routine]
         self.addresses = Primitive("constant", (), None, (len(self.names),), np.dtype(np.int64))
         self.addresses.value = np.array([address_of(self.letter + name) for name in self.names], np.int64)
         self.table = self.w.slot(len(node.args) + 1)
-        factors = node.params[0] in ("solve", "pivots")
-        self.space = -(-self.n * self.n * self.size // 64) * 64 + 4 * self.n + 64 if factors else 0
+        self.work, integers = self._work(routine)
+        first = -(-self.work * self.size // 64) * 64
+        self.space = first + 4 * integers
         own = self.w.slot(len(node.args) + 2)
-        self.lu, self.exchanged = own, self.w.at(own, "i8", -(-self.n * self.n * self.size // 64) * 64)
+        self.lu, self.exchanged = own, self.w.at(own, "i8", first)
+
+    def _work(self, routine: str) -> tuple[int, int]:
+        """Return how many numbers and 32-bit integers of workspace a routine needs."""
+        n, k = self.n, max(self.rows, self.n)
+        if routine in ("solve", "pivots"):
+            return n * n, n
+        if routine == "eigvalsh":
+            return n * n + (2 + _BLOCK) * n + 1, 1
+        if routine == "eigh":
+            return max(1 + 6 * n + 2 * n * n, (2 + _BLOCK) * n), 3 + 5 * n
+        return ((1 + _BLOCK) * k, 0) if routine == "qr" else (0, 0)
 
     # Calls --------------------------------------------------------------------------------------------
 
@@ -166,3 +184,50 @@ class _Calls:
 
         (sign,) = w.loop(0, n, 1, write, [w.const(1.0, self.element)])
         w.store(w.mul(w.load(out, self.element), sign), out)
+
+    def _transposed(self, a: Value, to: Value) -> None:
+        """Emit a copy of ``a``, column by column, at ``to``."""
+        w, m, n = self.w, self.rows, self.n
+
+        def move(c: Value, r: Value) -> None:
+            x = w.load(w.at(a, self.element, w.plus(w.times(r, n), c)), self.element)
+            w.store(x, w.at(to, self.element, w.plus(w.times(c, m), r)))
+
+        self.each(0, n, lambda c: self.each(0, m, lambda r: move(c, r)))
+
+    def _eigenvalues(
+        self, a: Value, out: Value, matrix: Value, work: Value, count: int, job: str, lower: bool
+    ) -> None:
+        """Emit the eigenvalues of ``a`` at ``out`` and, with the job "V", the eigenvectors at ``matrix``."""
+        n, failed, side = self.n, self.w.scratch("i32", 1), "L" if lower else "U"
+        self._transposed(a, matrix)
+        integers = 3 + 5 * n if job == "V" else 1
+        self.call("syevd", job, side, n, matrix, n, out, work, count, self.exchanged, integers, failed)
+        self._refuse(failed, out)
+
+    def _eigh(self, a: Value, out: Value, lower: bool) -> None:
+        # the rows of the result: the eigenvalues, and then the eigenvectors
+        vectors = self.w.at(out, self.element, self.n)
+        self._eigenvalues(a, out, vectors, self.lu, self.work, "V", lower)
+
+    def _eigvalsh(self, a: Value, out: Value, lower: bool) -> None:
+        used = self.n * self.n
+        work = self.w.at(self.lu, self.element, used)
+        self._eigenvalues(a, out, self.lu, work, self.work - used, "N", lower)
+
+    def _qr(self, a: Value, out: Value, columns: int) -> None:
+        # the rows of the result: the columns of q, and then those of r, with zeros below
+        w, m, n, k = self.w, self.rows, self.n, min(self.rows, self.n)
+        failed, r = w.scratch("i32", 1), w.at(out, self.element, columns * m)
+        work, count = w.at(self.lu, self.element, k), self.work - k
+        self._transposed(a, r)
+        self.call("geqrf", m, n, r, m, self.lu, work, count, failed)
+        copy_bytes(w, out, r, k * m * self.size)
+        self.call("orgqr", m, columns, k, out, m, self.lu, work, count, failed)
+        zero = w.const(0, self.element)
+
+        def clear(c: Value) -> None:
+            column = w.at(r, self.element, w.times(c, m))
+            self.each(w.plus(c, 1), m, lambda i: w.store(zero, w.at(column, self.element, i)))
+
+        self.each(0, k, clear)

@@ -18,7 +18,7 @@ from adjoint.compiler.emit.move import place_kernels, scatter_kernels
 from adjoint.compiler.emit.order import order_kernel
 from adjoint.compiler.emit.product import conv_weight_kernels, product_kernels
 from adjoint.compiler.lower.graph import Dataflow, Primitive, View
-from adjoint.compiler.lower.primitives import is_large
+from adjoint.compiler.lower.primitives import by_lapack
 from adjoint.compiler.schedule.fuse import PRODUCTS, Fusion
 from adjoint.compiler.schedule.groups import Groups
 from adjoint.compiler.schedule.kernel import Kernel
@@ -102,7 +102,7 @@ class NativePlan(Groups):
             return kernels
         if g.kind == "scatter":
             return scatter_kernels(self.machine, node, node.id in self.reuse.sources)
-        if g.kind == "matrix" and is_large(node.args[0].shape[-1], node.args[-1].shape[-1]):
+        if g.kind == "matrix" and by_lapack(node.params[0], node.args):
             kernel, space = lapack_kernel(self.machine, node)
             self.workspaces.append((index, -(-space // 64) * 64, [kernel]))
             return [kernel]

@@ -19,10 +19,11 @@ from adjoint.core.native import NotNative, full_key
 from adjoint.core.op import OPS
 from adjoint.core.shapes import Shape
 
-__all__ = ["Primitives", "is_large"]
+__all__ = ["ALWAYS_LAPACK", "Primitives", "by_lapack"]
 
 Body = Callable[[Any, list[View], list[View], list[View]], tuple[Sequence[Any], Sequence[Any]]]
 
+ALWAYS_LAPACK = ("eigh", "eigvalsh", "qr")  # of matrices of any size
 LARGEST_MATRIX = 32  # rows: up to this size native code is faster than a call of LAPACK by NumPy
 
 _BOOL = np.dtype(bool)
@@ -53,9 +54,10 @@ def _resolved(name: str, ufunc: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def is_large(n: int, columns: int) -> bool:
-    """Return whether LAPACK computes matrices with ``n`` columns, and right-hand sides with ``columns``."""
-    return n > LARGEST_MATRIX or columns > 2 * LARGEST_MATRIX
+def by_lapack(routine: str, operands: Sequence[View]) -> bool:
+    """Return whether LAPACK computes a routine of ``Primitives.matrix``."""
+    n, columns = operands[0].shape[-1], operands[-1].shape[-1]
+    return routine in ALWAYS_LAPACK or n > LARGEST_MATRIX or columns > 2 * LARGEST_MATRIX
 
 
 class Primitives:
@@ -164,14 +166,21 @@ class Primitives:
         If an element of the result is not finite, a check makes NumPy run the program: it raises for singular
         matrices.
         """
-        dtype, columns = operands[0].dtype, operands[-1].shape[-1]
+        dtype = operands[0].dtype
         if dtype.kind != "f":
             raise NotNative("linear algebra on complex matrices has no native form")
         allowed = self.graph.sizes.lapack
-        if is_large(operands[0].shape[-1], columns) and (not allowed or address_of("dpotrf") is None):
+        if by_lapack(routine, operands) and (not allowed or address_of("dpotrf") is None):
+            if not allowed and routine in ALWAYS_LAPACK:
+                raise NotNative(f"{routine} has no native form")
             missing = "SciPy" if allowed else "LAPACK"
-            raise NotNative(f"linear algebra on large matrices has no native form without {missing}")
-        if not all((*shape, columns)):
+            of = routine if routine in ALWAYS_LAPACK else "linear algebra on large matrices"
+            raise NotNative(f"{of} has no native form without {missing}")
+        if routine == "eigh" and dtype.itemsize < 8:
+            raise NotNative(
+                "eigenvectors in float32 have no native form: SciPy's LAPACK gives other signs than NumPy's"
+            )
+        if not all((*shape, *operands[-1].shape[-2:])):
             raise NotNative("an empty matrix has no native form")
         args = tuple([self.graph.copied(self.cast(a, dtype)) for a in operands])
         z = self.graph.node("matrix", args, (routine, *options), shape, dtype)
