@@ -157,7 +157,7 @@ def _native_quotient(
 
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "size", "span"),
        kind="general", params=("op", "why", "order"), jvp=_quotient_jvp,
-       batch=_gauge_quotient_batch, reference="formula", lower=_native_quotient, doc="x / y, defined as 0 where both are 0; an error where only y is 0.")  # fmt: skip
+       batch=_gauge_quotient_batch, raises=True, reference="formula", lower=_native_quotient, doc="x / y, defined as 0 where both are 0; an error where only y is 0.")  # fmt: skip
 
 
 def skew(xp: Namespace, x: Value) -> Any:

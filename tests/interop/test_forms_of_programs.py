@@ -32,6 +32,7 @@ WHOLE_FLOATS = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*integer.*(d|D)eprecated.*NumPy 2.5:DeprecationWarning")
 @pytest.mark.parametrize("name", WHOLE_FLOATS)
 def test_whole_floats_count_where_numpy_takes_them(name):
     f, x = WHOLE_FLOATS[name], ad.tensor(X, requires_grad=True)
