@@ -75,7 +75,7 @@ LIBRARIES = {
     # the rest does not use derivatives, or takes hours
     "SurPyval": Library(
         "survival analysis", [*PANDAS, "numdifftools", "joblib", "pymongo"],
-        ["surpyval/tests/univariate/parametric", "surpyval/tests/utils"], "surpyval==0.25",
+        ["surpyval/tests/univariate/parametric", "surpyval/tests/utils"], "surpyval==0.16.0",
     ),
     "reliability": Library(
         "reliability engineering", [*PANDAS, "mplcursors"], ["tests"], "reliability==0.9.0"
