@@ -24,6 +24,7 @@ MORE: list[tuple[Any, ...]] = [
     (4,), (4, 3), (_I, _I), (_I, 2), (_I, (4, 2)), ((2, 3), (3,)), (_V, (3, 4)), (_V, "f4"), ("f4", "f8"),
     (numpy.float64, numpy.floating), (numpy.dtype("f4"), "real floating"), (numpy.ones((2, 2, 2)), 2),
     (3, numpy.triu), ((_I[:2], _I[:2]), (3, 4)), (_I > 1,), (_I.astype("u1"),), (_V.copy(), _I, _V[::-1], 0), (5, 2.5),
+    (_V, _I, 0),
 ]  # fmt: skip
 REAL = {"numpy.linalg.eig", "numpy.linalg.eigvals"}  # NumPy's are real if the values are
 
