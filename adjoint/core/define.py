@@ -100,9 +100,6 @@ _fields = SharedDoc("""
         Whether the op has one argument whose gradient is zeros, with ``g`` at the index ``params["key"]``.
     pure : bool
         Whether the op has no side effects and the same inputs always give the same outputs.
-    raises : bool
-        Whether the op raises an error for some values, so that compiled functions run it even if nothing uses
-        its result.
     costly : bool
         Whether the forward is a ufunc of one argument that is slow enough to divide a large array among
         threads.
@@ -159,7 +156,6 @@ def define(
     selects: bool = False,
     places: bool = False,
     pure: bool = True,
-    raises: bool = False,
     costly: bool = False,
     sparsity: str | tuple[int, ...] = "",
     unread: Sequence[int] = (),
@@ -185,8 +181,8 @@ def define(
         reads=_reads(rules, reads, args, out) if saves else (), unread=frozenset(unread), sparsity=sparsity,
         batch=_batch_rule(name, kind, fused, batch), methods=_methods(name, method),
         rules=rules, joint=joint, jvp=jvp, shape=shape, kind=kind, arity=arity, outputs=outputs,
-        holomorphic=holomorphic, literals=literals, selects=selects, places=places, pure=pure, raises=raises,
-        costly=costly, domain=domain, reference=reference, doc=doc, reason=reason,
+        holomorphic=holomorphic, literals=literals, selects=selects, places=places, pure=pure, costly=costly,
+        domain=domain, reference=reference, doc=doc, reason=reason,
     )  # fmt: skip
     if kernel:
         _add_kernels(op, kernel)

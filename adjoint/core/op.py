@@ -57,7 +57,6 @@ class Op:
     selects: bool = False  # elements without influence get a zero gradient, whatever their values are
     places: bool = False  # the gradient of its argument is zeros with g at params["key"]
     pure: bool = True  # no side effects; the same inputs give the same outputs
-    raises: bool = False  # it raises for some values: programs keep it even if its result is unused
     costly: bool = False  # the forward is a ufunc that is worth several threads on a large array
     sparsity: Any = ""  # which elements its results depend on (sparsity/rules.py); "" follows from the kind
     unread: frozenset[int] = frozenset()  # the indices of outputs that no rule reads; they are not saved

@@ -19,6 +19,7 @@ from adjoint.core.namespace import Namespace, Value
 from adjoint.core.native import NotNative, Primitives, View
 from adjoint.core.op import Op
 from adjoint.errors import LinAlgError
+from adjoint.ops.half import in_float32
 from adjoint.ops.matrices import adjoint_of
 from adjoint.typing import Array
 
@@ -157,7 +158,7 @@ def _native_quotient(
 
 define("gauge_quotient", _gauge_quotient, _quotient_dx, _quotient_dy, None, None, saves=("z", "y", "size", "span"),
        kind="general", params=("op", "why", "order"), jvp=_quotient_jvp,
-       batch=_gauge_quotient_batch, raises=True, reference="formula", lower=_native_quotient, doc="x / y, defined as 0 where both are 0; an error where only y is 0.")  # fmt: skip
+       batch=_gauge_quotient_batch, reference="formula", lower=_native_quotient, doc="x / y, defined as 0 where both are 0; an error where only y is 0.")  # fmt: skip
 
 
 def skew(xp: Namespace, x: Value) -> Any:
@@ -244,7 +245,7 @@ def _spectral_jvp(xp: Namespace, t: Value, z: Value, x: Value, s: Value, u: Valu
     return sum(parts[1:], parts[0]) if parts else None
 
 
-define("spectral_sum", _spectral_sum, _spectral_dx, None, _spectral_du, _spectral_dv, saves=("x", "s", "u", "vh"),
+define("spectral_sum", in_float32(_spectral_sum), _spectral_dx, None, _spectral_du, _spectral_dv, saves=("x", "s", "u", "vh"),
        kind="general", params=("op",), holomorphic=False, batch="leading", jvp=_spectral_jvp,
        reference="formula", lower=lambda xp, x, s, u, vh, op: xp.matmul(u * x[..., None, :], vh), doc="The sum of x_i u_i v_iᴴ: the gradient of a function of singular values or eigenvalues s.")  # fmt: skip
 

@@ -42,7 +42,6 @@ class Host:
     literals: bool = False
     phrase: Callable[..., Any] | None = None
     memory: str = ""
-    raises: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -98,11 +97,11 @@ class Program:
         return [w.owner for w in self.writes if w.kind == "data" and isinstance(w.owner, int)]
 
     def live(self) -> list[Instruction]:
-        """Return the instructions to run: those that outputs need, that are not pure or that may raise."""
+        """Return the instructions to run: those that outputs depend on, and those that are not pure."""
         wanted = {v.id for v in self.outputs()}
         kept = []
         for i in reversed(self.body):
-            if not i.op.pure or i.op.raises or any(o.id in wanted for o in i.outs):
+            if not i.op.pure or any(o.id in wanted for o in i.outs):
                 kept.append(i)
                 wanted.update(a.id for a in i.args if hasattr(a, "id"))
         return kept[::-1]
